@@ -1,0 +1,119 @@
+"""What a drafter is and what it hands to verification."""
+
+from typing import Any, Protocol
+
+import flax.struct
+import jax
+from jax import numpy as jnp
+
+from speculative.decoding.state import DecodeState
+from speculative.decoding.verify import Verdict
+
+
+@flax.struct.dataclass
+class Proposal:
+  """Drafted tokens of one round: M nodes of a tree, or of a chain.
+
+  A chain of J tokens is the tree in which node j hangs below node j - 1:
+
+    three drafted tokens, the last one beyond the row's budget
+      tokens [7, 2, 9]  parent [-1, 0, 1]  depth [1, 2, 3]  valid [1, 1, 0]
+
+  Attributes:
+    tokens_BM: int32.
+    parent_BM: int32, node this one hangs below; -1 is the last committed token.
+      A parent comes before its children.
+    depth_BM: int32, 1 for children of the last committed token.
+    valid_BM: bool; a miss, a short budget or a smaller tree leave invalid
+      nodes, never made-up tokens. Below an invalid node all are invalid.
+    probs_BPV: float32 law q each node was drawn from, stored once a parent:
+      row 0 for children of the last committed token, row r for those of node
+      r - 1; P is J for a chain. None for a deterministic draft (q one-hot).
+  """
+
+  tokens_BM: jax.Array
+  parent_BM: jax.Array
+  depth_BM: jax.Array
+  valid_BM: jax.Array
+  probs_BPV: jax.Array | None = None
+
+
+def chain(
+    tokens_BJ: jax.Array,
+    valid_BJ: jax.Array,
+    probs_BJV: jax.Array | None = None,
+) -> Proposal:
+  """Returns the Proposal of one chain a row."""
+  B, J = tokens_BJ.shape
+  node_J = jnp.arange(J, dtype=jnp.int32)
+  return Proposal(
+      tokens_BM=tokens_BJ,
+      parent_BM=jnp.broadcast_to(node_J - 1, (B, J)),
+      depth_BM=jnp.broadcast_to(node_J + 1, (B, J)),
+      valid_BM=valid_BJ,
+      probs_BPV=probs_BJV,
+  )
+
+
+def within_budget(state: DecodeState, num_draft_tokens: int) -> jax.Array:
+  """Marks [B, J] the drafted tokens that a row has room for.
+
+  A round always adds one token of the target's own, so with r tokens to go at
+  most r - 1 drafted ones are of use.
+  """
+  room_B = jnp.where(state.done_B, 0, state.limit_B - state.seq_len_B - 1)
+  node_J = jnp.arange(num_draft_tokens, dtype=jnp.int32)
+  return node_J[None, :] < room_B[:, None]
+
+
+class Drafter(Protocol):
+  """Proposes tokens; a frozen dataclass of static settings, hashable.
+
+  Its params are an argument everywhere (never a constant of the program, never
+  donated); its state is whatever pytree it likes and is donated.
+  """
+
+  @property
+  def num_draft_tokens(self) -> int:
+    """M, nodes of a proposal; 0 makes a round plain decoding."""
+    ...
+
+  @property
+  def features(self) -> tuple[int, ...]:
+    """Layers of the target whose output `init` and `commit` want to see."""
+    ...
+
+  def init(
+      self,
+      params: Any,
+      state: DecodeState,
+      features: dict[int, jax.Array],
+      *,
+      prompt_width: int,
+  ) -> Any:
+    """Returns the drafter's state after prefill.
+
+    Args:
+      params: the drafter's own.
+      state: rows hold their prompts.
+      features: of the target over the prompt, one a layer asked for.
+      prompt_width: static; no prompt is longer.
+    """
+    ...
+
+  def propose(
+      self, params: Any, drafter_state: Any, state: DecodeState
+  ) -> tuple[Proposal, Any]:
+    """Drafts after the last committed token of every row."""
+    ...
+
+  def commit(
+      self,
+      params: Any,
+      drafter_state: Any,
+      state: DecodeState,
+      verdict: Verdict,
+      features: dict[int, jax.Array],
+  ) -> Any:
+    """Takes note of what was kept; `state` is the one after the commit."""
+    ...

@@ -1,0 +1,221 @@
+"""Prefill and the one loop around rounds, each a single device program.
+
+A `Step` is a round: plain decoding, speculation, whatever comes later. The loop
+asks the host nothing; the number of rounds to run is traced, so streaming a few
+rounds at a time and running to the end are the same compiled program.
+"""
+
+from collections.abc import Sequence
+import functools
+from typing import Any, Protocol
+
+import flax.struct
+import jax
+from jax import numpy as jnp
+
+from speculative.decoding import state as state_lib
+from speculative.decoding.sampling import Sampling
+from speculative.decoding.state import DecodeState
+from speculative.models import kv_cache
+from speculative.models.kv_cache import KVCache
+
+
+class Model(Protocol):
+  """What decoding needs of a model; `models.transformer.Transformer` is one."""
+
+  @property
+  def slack(self) -> int:
+    """Slots a pass may write beyond its own rows."""
+    ...
+
+  def init_cache(self, batch: int, max_seq_len: int) -> KVCache:
+    """Returns an empty cache."""
+    ...
+
+  def forward(
+      self,
+      params: Any,
+      tokens_BT: jax.Array,
+      cache: KVCache,
+      *,
+      positions_BT: jax.Array | None = None,
+      ancestors_BTT: jax.Array | None = None,
+      features: Sequence[int] = (),
+  ) -> Any:
+    """Returns an object with hidden_BTD, cache and features."""
+    ...
+
+  def logits(self, params: Any, hidden_BTD: jax.Array) -> jax.Array:
+    """Returns float32 logits [B, T, V]."""
+    ...
+
+
+@flax.struct.dataclass
+class Weights:
+  """Arguments of the compiled programs that are never donated.
+
+  Attributes:
+    target: the target's params.
+    drafter: the drafter's own; None where it has none.
+  """
+
+  target: Any
+  drafter: Any = None
+
+
+@flax.struct.dataclass
+class Carry:
+  """What the loop carries: the rows, and the drafter's own state."""
+
+  state: DecodeState
+  drafter_state: Any = None
+
+
+class Step(Protocol):
+  """One round; a frozen dataclass of static settings, hashable."""
+
+  @property
+  def model(self) -> Model:
+    """The target."""
+    ...
+
+  @property
+  def num_draft_tokens(self) -> int:
+    """J, most drafted tokens a round may test."""
+    ...
+
+  def init(
+      self,
+      weights: Weights,
+      state: DecodeState,
+      features: dict[int, jax.Array],
+      *,
+      prompt_width: int,
+  ) -> Carry:
+    """Returns what the loop starts with, after the target's prefill."""
+    ...
+
+  def __call__(self, weights: Weights, carry: Carry) -> Carry:
+    """Runs one round."""
+    ...
+
+
+def slack(step: Step) -> int:
+  """Returns the entries every row needs beyond its longest text."""
+  return step.num_draft_tokens + 1 + step.model.slack
+
+
+@functools.partial(
+    jax.jit, static_argnames=('step', 'max_seq_len', 'log_probs')
+)
+def prefill(
+    weights: Weights,
+    prompts_BT: jax.Array,
+    prompt_len_B: jax.Array,
+    limit_B: jax.Array,
+    stop_ids_BE: jax.Array,
+    sampling: Sampling,
+    *,
+    step: Step,
+    max_seq_len: int,
+    log_probs: str,
+) -> Carry:
+  """Reads the prompts and returns the state the loop starts from.
+
+  All tokens but the last of every prompt go into the cache; the last one is the
+  first round's. Prompts are padded at their end, and what the padding wrote is
+  forgotten with the length.
+
+  Args:
+    weights: params of target and drafter.
+    prompts_BT: int32, padded to the bucket T with anything.
+    prompt_len_B: int32, in [1, T].
+    limit_B: int32, prompt and new tokens allowed; at most max_seq_len - slack.
+    stop_ids_BE: int32, padded with -1.
+    sampling: of every row.
+    step: static.
+    max_seq_len: static, S; at least T.
+    log_probs: static, 'chosen' to record them, 'none' not to.
+
+  Returns:
+    The Carry.
+  """
+  B, T = prompts_BT.shape
+  J = step.num_draft_tokens
+  features = step.features if hasattr(step, 'features') else ()
+  out = step.model.forward(
+      weights.target,
+      prompts_BT,
+      step.model.init_cache(B, max_seq_len),
+      features=features,
+  )
+
+  # Every leaf its own buffer: the loop donates them one by one.
+  def zeros(*shape: int) -> jax.Array:
+    return jnp.zeros(shape, jnp.int32)
+
+  done_B = prompt_len_B >= limit_B
+  state = DecodeState(
+      tokens_BS=jnp.pad(prompts_BT, ((0, 0), (0, max_seq_len - T))),
+      seq_len_B=prompt_len_B,
+      prompt_len_B=prompt_len_B,
+      limit_B=limit_B,
+      done_B=done_B,
+      reason_B=jnp.where(done_B, state_lib.LENGTH, state_lib.RUNNING),
+      stop_ids_BE=stop_ids_BE,
+      log_probs_BS=jnp.zeros((B, max_seq_len if log_probs == 'chosen' else 0)),
+      cache=kv_cache.rollback(out.cache, prompt_len_B - 1),
+      sampling=sampling,
+      counters=state_lib.Counters(
+          rounds_B=zeros(B),
+          drafted_B=zeros(B),
+          tested_BJ=zeros(B, J),
+          accepted_BJ=zeros(B, J),
+      ),
+      num_rounds=zeros(),
+  )
+  return step.init(weights, state, out.features, prompt_width=T)
+
+
+@functools.partial(
+    jax.jit, static_argnames=('step',), donate_argnames=('carry',)
+)
+def run(
+    *, weights: Weights, carry: Carry, num_rounds: jax.Array, step: Step
+) -> Carry:
+  """Runs up to num_rounds rounds, or until every row is done.
+
+  Donates `carry`: the caller's is dead afterwards.
+
+  Args:
+    weights: params of target and drafter.
+    carry: from `prefill` or an earlier call.
+    num_rounds: int32 scalar, traced.
+    step: static.
+
+  Returns:
+    The Carry.
+  """
+  last_round = carry.state.num_rounds + num_rounds
+
+  def running(carry: Carry) -> jax.Array:
+    state = carry.state
+    return jnp.any(~state.done_B) & (state.num_rounds < last_round)
+
+  return jax.lax.while_loop(running, lambda c: step(weights, c), carry)
+
+
+def log_probs_of(
+    state: DecodeState, logits_BTV: jax.Array, tokens_BT: jax.Array
+) -> jax.Array | None:
+  """Returns the log-probability [B, T] of tokens, if the rows record them.
+
+  Args:
+    state: says whether they do.
+    logits_BTV: float32, raw logits of the target.
+    tokens_BT: int32.
+  """
+  if state.log_probs_BS.shape[1] == 0:
+    return None
+  chosen_BT = jnp.take_along_axis(logits_BTV, tokens_BT[..., None], axis=-1)
+  return chosen_BT[..., 0] - jax.nn.logsumexp(logits_BTV, axis=-1)

@@ -1,0 +1,192 @@
+"""What decoding carries from round to round, and how a round is committed."""
+
+import flax.struct
+import jax
+from jax import numpy as jnp
+
+from speculative.decoding.sampling import Sampling
+from speculative.models import kv_cache
+from speculative.models.kv_cache import KVCache
+
+# Reasons why a row ended.
+RUNNING = 0
+STOP_ID = 1
+LENGTH = 2
+REASONS = ('running', 'stop', 'length')
+
+
+@flax.struct.dataclass
+class Counters:
+  """What happened so far, a row; the metrics are made of these.
+
+  Attributes:
+    rounds_B: int32, target passes while the row was running.
+    drafted_B: int32, valid drafted tokens.
+    tested_BJ: int32, how often the draft's token j was tested.
+    accepted_BJ: int32, how often it was kept.
+  """
+
+  rounds_B: jax.Array
+  drafted_B: jax.Array
+  tested_BJ: jax.Array
+  accepted_BJ: jax.Array
+
+
+@flax.struct.dataclass
+class DecodeState:
+  """Everything decoding knows about its rows, on the device.
+
+  Invariant between rounds: the target's cache holds seq_len_B - 1 tokens; the
+  last committed token has not been through the target yet.
+
+  Attributes:
+    tokens_BS: int32; row b's text is tokens[:seq_len], the rest is rubbish.
+    seq_len_B: int32, tokens of prompt and output so far.
+    prompt_len_B: int32.
+    limit_B: int32, largest seq_len allowed.
+    done_B: bool.
+    reason_B: int32, index into REASONS.
+    stop_ids_BE: int32, tokens that end a row, padded with -1.
+    log_probs_BS: float32, the target's own (unwarped) log-probability of every
+      emitted token, at the token's index; S is 0 when they were not asked for.
+    cache: the target's.
+    sampling: parameters and seeds of the rows.
+    counters: for the metrics.
+    num_rounds: int32, rounds of the whole batch.
+  """
+
+  tokens_BS: jax.Array
+  seq_len_B: jax.Array
+  prompt_len_B: jax.Array
+  limit_B: jax.Array
+  done_B: jax.Array
+  reason_B: jax.Array
+  stop_ids_BE: jax.Array
+  log_probs_BS: jax.Array
+  cache: KVCache
+  sampling: Sampling
+  counters: Counters
+  num_rounds: jax.Array
+
+
+def last_token(state: DecodeState) -> jax.Array:
+  """Returns [B, 1] the last committed token of every row."""
+  return jnp.take_along_axis(
+      state.tokens_BS, state.seq_len_B[:, None] - 1, axis=1
+  )
+
+
+def next_positions(state: DecodeState, num: int) -> jax.Array:
+  """Returns [B, num] the indices in the text of the next tokens."""
+  return state.seq_len_B[:, None] + jnp.arange(num, dtype=jnp.int32)[None, :]
+
+
+def _write(buffer_BS: jax.Array, new_BT: jax.Array, start_B: jax.Array):
+  """Writes T entries a row from start on; the buffer has room for them."""
+
+  def one_row(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice(row, new, (start,))
+
+  return jax.vmap(one_row)(buffer_BS, new_BT.astype(buffer_BS.dtype), start_B)
+
+
+def cut(
+    state: DecodeState, emitted_BT: jax.Array, num_emitted_B: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Cuts what a round emitted at the first stop id and at the limit.
+
+    stop id 2, room for 5: [5, 2, 9, 4] of which 4 emitted -> 2 kept, 'stop'
+
+  Args:
+    state: before the round.
+    emitted_BT: int32.
+    num_emitted_B: int32, how many of them count.
+
+  Returns:
+    The number kept (0 for rows that were done) and the reason, both [B].
+  """
+  T = emitted_BT.shape[1]
+  is_stop_BT = jnp.any(
+      emitted_BT[:, :, None] == state.stop_ids_BE[:, None, :], axis=-1
+  )
+  first_stop_B = jnp.where(
+      is_stop_BT.any(axis=1), jnp.argmax(is_stop_BT, axis=1), T
+  )
+  room_B = state.limit_B - state.seq_len_B
+  kept_B = jnp.minimum(jnp.minimum(num_emitted_B, first_stop_B + 1), room_B)
+  kept_B = jnp.where(state.done_B, 0, kept_B).astype(jnp.int32)
+  stopped_B = first_stop_B < kept_B
+  reason_B = jnp.where(
+      stopped_B, STOP_ID, jnp.where(kept_B >= room_B, LENGTH, RUNNING)
+  )
+  return kept_B, jnp.where(state.done_B, state.reason_B, reason_B)
+
+
+def _count(
+    counters: Counters,
+    *,
+    active_B: jax.Array,
+    kept_B: jax.Array,
+    num_drafted_B: jax.Array,
+    num_tested_B: jax.Array,
+    num_accepted_B: jax.Array,
+) -> Counters:
+  """Adds one round; what lies beyond a row's cut is not counted."""
+  J = counters.tested_BJ.shape[1]
+  node_J = jnp.arange(J, dtype=jnp.int32)[None, :]
+  tested_B = jnp.minimum(num_tested_B, kept_B)
+  accepted_B = jnp.minimum(num_accepted_B, kept_B)
+  return Counters(
+      rounds_B=counters.rounds_B + active_B,
+      drafted_B=counters.drafted_B + jnp.where(active_B, num_drafted_B, 0),
+      tested_BJ=counters.tested_BJ + (node_J < tested_B[:, None]),
+      accepted_BJ=counters.accepted_BJ + (node_J < accepted_B[:, None]),
+  )
+
+
+def commit(
+    state: DecodeState,
+    cache: KVCache,
+    *,
+    emitted_BT: jax.Array,
+    num_emitted_B: jax.Array,
+    num_drafted_B: jax.Array,
+    num_tested_B: jax.Array,
+    log_probs_BT: jax.Array | None,
+) -> DecodeState:
+  """Appends a round's tokens and cuts tokens, log-probs and cache alike.
+
+  Args:
+    state: before the round; rows need T free entries in tokens_BS.
+    cache: as the round's target pass left it.
+    emitted_BT: int32, accepted drafted tokens and the target's own after them.
+    num_emitted_B: int32, how many of them count, before the cut.
+    num_drafted_B: int32, valid drafted tokens of the round.
+    num_tested_B: int32, how many of those were tested.
+    log_probs_BT: float32 of the emitted tokens, or None.
+
+  Returns:
+    The state after the round.
+  """
+  kept_B, reason_B = cut(state, emitted_BT, num_emitted_B)
+  seq_len_B = state.seq_len_B + kept_B
+  log_probs_BS = state.log_probs_BS
+  if log_probs_BT is not None:
+    log_probs_BS = _write(log_probs_BS, log_probs_BT, state.seq_len_B)
+  return state.replace(
+      tokens_BS=_write(state.tokens_BS, emitted_BT, state.seq_len_B),
+      seq_len_B=seq_len_B,
+      done_B=state.done_B | (reason_B != RUNNING),
+      reason_B=reason_B,
+      log_probs_BS=log_probs_BS,
+      cache=kv_cache.rollback(cache, seq_len_B - 1),
+      counters=_count(
+          state.counters,
+          active_B=~state.done_B,
+          kept_B=kept_B,
+          num_drafted_B=num_drafted_B,
+          num_tested_B=num_tested_B,
+          num_accepted_B=num_emitted_B - 1,
+      ),
+      num_rounds=state.num_rounds + 1,
+  )

@@ -1,0 +1,218 @@
+"""Accept or reject a drafted chain so that the output keeps the target's law.
+
+Implements the rejection rule of Leviathan et al. (arXiv:2211.17192, Alg. 1) and
+Chen et al. (arXiv:2302.01318, Alg. 2). We write p for the target and q for the
+draft, as the former paper does; the latter swaps the two letters.
+
+A deterministic draft (q one-hot at x) is the same rule in other clothes: keep x
+with probability p(x), else draw from p without x. Drawing y from p and keeping
+x if y = x does just that, and with y drawn from the same key as plain decoding
+the tokens, not only their law, are those of plain decoding.
+"""
+
+import flax.struct
+import jax
+from jax import numpy as jnp
+
+from speculative.decoding import logits as logits_lib
+from speculative.decoding import sampling as sampling_lib
+from speculative.decoding.sampling import Sampling
+
+
+@flax.struct.dataclass
+class Verdict:
+  """What one verify pass decided for every row.
+
+  Attributes:
+    num_accepted_B: int32, drafted tokens kept, in [0, J].
+    num_tested_B: int32, accepted plus the first rejection, if there was one;
+      an invalid node was not tested.
+    next_token_B: int32, the token emitted after them: drawn from the residual
+      on a rejection, from the target otherwise (bonus token, or no valid draft).
+  """
+
+  num_accepted_B: jax.Array
+  num_tested_B: jax.Array
+  next_token_B: jax.Array
+
+
+def _take(x_BT: jax.Array, index_B: jax.Array) -> jax.Array:
+  """Takes one position a row: [B, T, ...] -> [B, ...]."""
+  index = index_B.reshape((-1,) + (1,) * (x_BT.ndim - 1))
+  return jnp.take_along_axis(x_BT, index, axis=1)[:, 0]
+
+
+def _leading(kept_BJ: jax.Array) -> jax.Array:
+  """Counts how many positions are kept before the first that is not."""
+  return jnp.cumprod(kept_BJ.astype(jnp.int32), axis=-1).sum(axis=-1)
+
+
+def _verdict(
+    num_accepted_B: jax.Array, valid_BJ: jax.Array, next_token_B: jax.Array
+) -> Verdict:
+  num_valid_B = _leading(valid_BJ)
+  return Verdict(
+      num_accepted_B=num_accepted_B,
+      num_tested_B=jnp.minimum(num_accepted_B + 1, num_valid_B),
+      next_token_B=next_token_B,
+  )
+
+
+def match_draws(
+    draft_tokens_BJ: jax.Array, valid_BJ: jax.Array, draws_BT: jax.Array
+) -> Verdict:
+  """Keeps drafted tokens while they equal the target's own draws.
+
+  Args:
+    draft_tokens_BJ: int32.
+    valid_BJ: bool, which of them were drafted at all.
+    draws_BT: int32, T = J + 1; row t is the target's draw for position t given
+      the drafted tokens before it.
+
+  Returns:
+    The Verdict. Emitted tokens are always the target's own draws.
+  """
+  J = draft_tokens_BJ.shape[1]
+  kept_BJ = valid_BJ & (draft_tokens_BJ == draws_BT[:, :J])
+  num_accepted_B = _leading(kept_BJ)
+  return _verdict(num_accepted_B, valid_BJ, _take(draws_BT, num_accepted_B))
+
+
+def acceptance(
+    u_BJ: jax.Array, p_BJ: jax.Array, q_BJ: jax.Array
+) -> jax.Array:
+  """Keeps a token with probability min(1, p / q), for u uniform in [0, 1).
+
+  u q < p rather than u < p / q or u <= p / q: no division by a q of zero, and
+  u = 0 cannot let a token of probability zero pass.
+  """
+  return u_BJ * q_BJ < p_BJ
+
+
+def residual(p_BV: jax.Array, q_BV: jax.Array) -> jax.Array:
+  """Returns the law after a rejection: max(0, p - q), normalised.
+
+  Where rounding leaves nothing of it (p = q), a rejection had probability zero
+  up to rounding, and p itself is returned.
+  """
+  rest_BV = jnp.maximum(p_BV - q_BV, 0)
+  mass_B1 = rest_BV.sum(axis=-1, keepdims=True)
+  return jnp.where(mass_B1 > 0, rest_BV / jnp.where(mass_B1 > 0, mass_B1, 1), p_BV)
+
+
+def reject_and_resample(
+    sampling: Sampling,
+    positions_BT: jax.Array,
+    *,
+    draft_tokens_BJ: jax.Array,
+    valid_BJ: jax.Array,
+    draft_probs_BJV: jax.Array,
+    target_probs_BTV: jax.Array,
+) -> Verdict:
+  """Applies the lossless acceptance test to one sampled chain a row.
+
+  Token j is kept with probability min(1, p_j(x_j) / q_j(x_j)) if all before it
+  were. The first rejected position is redrawn from the residual
+  max(0, p_j - q_j), normalised. Then each emitted token is distributed as if it
+  had been drawn from p alone.
+
+  Args:
+    sampling: gives the seeds.
+    positions_BT: int32, index in the text of the token row t decides.
+    draft_tokens_BJ: int32.
+    valid_BJ: bool; at an invalid position q counts as zero, so that the token
+      there is drawn from p.
+    draft_probs_BJV: float32, q, the very law each token was drawn from.
+    target_probs_BTV: float32, p, with T = J + 1 and the same warping.
+
+  Returns:
+    The Verdict.
+
+  Raises:
+    ValueError: If target_probs_BTV does not have exactly J + 1 rows.
+  """
+  J = draft_tokens_BJ.shape[1]
+  if target_probs_BTV.shape[1] != J + 1:
+    raise ValueError(
+        f'target_probs_BTV needs {J + 1} rows to verify {J} drafted tokens, '
+        f'got {target_probs_BTV.shape[1]}.'
+    )
+  tokens_BJ1 = draft_tokens_BJ[..., None]
+  q_BJ = jnp.take_along_axis(draft_probs_BJV, tokens_BJ1, axis=-1)[..., 0]
+  p_BJ = jnp.take_along_axis(target_probs_BTV[:, :J], tokens_BJ1, -1)[..., 0]
+  accept_keys_BJ = sampling_lib.keys(
+      sampling.seed_B, positions_BT[:, :J], sampling_lib.ACCEPT
+  )
+  u_BJ = sampling_lib.uniform(accept_keys_BJ)
+  kept_BJ = valid_BJ & acceptance(u_BJ, p_BJ, q_BJ)
+  num_accepted_B = _leading(kept_BJ)
+
+  # Only the position after the last kept token needs a draw: from the residual
+  # if a drafted token was refused there, from p if there was none.
+  refused_B = num_accepted_B < _leading(valid_BJ)
+  at_B = jnp.minimum(num_accepted_B, J - 1)
+  p_BV = _take(target_probs_BTV, num_accepted_B)
+  q_BV = jnp.where(refused_B[:, None], _take(draft_probs_BJV, at_B), 0.0)
+  law_BV = jnp.where(refused_B[:, None], residual(p_BV, q_BV), p_BV)
+  position_B1 = _take(positions_BT, num_accepted_B)[:, None]
+  draw_keys_B1 = jnp.where(
+      refused_B[:, None],
+      sampling_lib.keys(sampling.seed_B, position_B1, sampling_lib.RESIDUAL),
+      sampling_lib.keys(sampling.seed_B, position_B1, sampling_lib.TARGET),
+  )
+  next_token_B1 = sampling_lib.categorical(
+      draw_keys_B1, jnp.log(law_BV)[:, None, :]
+  )
+  return _verdict(num_accepted_B, valid_BJ, next_token_B1[:, 0])
+
+
+def verify_chain(
+    sampling: Sampling,
+    target_logits_BTV: jax.Array,
+    positions_BT: jax.Array,
+    *,
+    draft_tokens_BJ: jax.Array,
+    valid_BJ: jax.Array,
+    draft_probs_BJV: jax.Array | None,
+) -> Verdict:
+  """Decides a drafted chain, whatever the drafter and the rows' samplers.
+
+  Args:
+    sampling: of every row; the target's logits are warped here, by the same
+      function as everywhere.
+    target_logits_BTV: float32, raw, T = J + 1.
+    positions_BT: int32, index in the text of the token row t decides.
+    draft_tokens_BJ: int32.
+    valid_BJ: bool.
+    draft_probs_BJV: q of a sampled draft, already warped; None for a
+      deterministic one.
+
+  Returns:
+    The Verdict. Deterministic drafts and greedy rows: token for token what
+    plain decoding emits (up to the numerics of a T = J + 1 pass). Sampled
+    drafts: the same distribution.
+  """
+
+  def by_draws() -> Verdict:
+    draws_BT = sampling_lib.draw(
+        sampling, target_logits_BTV, positions_BT, use=sampling_lib.TARGET
+    )
+    return match_draws(draft_tokens_BJ, valid_BJ, draws_BT)
+
+  def by_rejection() -> Verdict:
+    return reject_and_resample(
+        sampling,
+        positions_BT,
+        draft_tokens_BJ=draft_tokens_BJ,
+        valid_BJ=valid_BJ,
+        draft_probs_BJV=draft_probs_BJV,
+        target_probs_BTV=logits_lib.warp_probs(
+            sampling.warping, target_logits_BTV
+        ),
+    )
+
+  if draft_probs_BJV is None or draft_tokens_BJ.shape[1] == 0:
+    return by_draws()
+  # Greedy rows are one-hot laws and come out right either way; when all are
+  # greedy an argmax is enough.
+  return jax.lax.cond(jnp.all(sampling.greedy_B), by_draws, by_rejection)

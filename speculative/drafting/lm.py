@@ -1,0 +1,164 @@
+"""A second language model as drafter, with its own cache.
+
+Before a round the draft's cache holds at least all but the last two tokens of
+the text: after J drafted tokens it has seen all but the last of them. The first
+pass of a round therefore always takes the last two committed tokens. Where the
+first of the two was in the cache already its entry is written again, with the
+same value; so neither a full acceptance nor a rejection needs a case of its own.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax
+from jax import numpy as jnp
+
+from speculative.decoding import logits as logits_lib
+from speculative.decoding import sampling as sampling_lib
+from speculative.decoding.loop import Model
+from speculative.decoding.sampling import Sampling
+from speculative.decoding.state import DecodeState
+from speculative.decoding import drafter as drafter_lib
+from speculative.decoding.drafter import Proposal
+from speculative.errors import UserError
+from speculative.models import kv_cache
+from speculative.models.kv_cache import KVCache
+
+
+@flax.struct.dataclass
+class LmState:
+  """The draft's cache; its lengths are set anew every round."""
+
+  cache: KVCache
+
+
+def draw_with_law(
+    sampling: Sampling, logits_BV: jax.Array, position_B: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Draws a drafted token and returns the law it was drawn from.
+
+  Args:
+    sampling: the rows' own, so that the draft is warped as the target is.
+    logits_BV: float32, raw logits of the draft.
+    position_B: int32, index in the text of the drafted token.
+
+  Returns:
+    Tokens int32 [B] and q float32 [B, V]; one-hot for greedy rows.
+  """
+  logits_B1V = logits_BV[:, None, :]
+  V = logits_BV.shape[-1]
+
+  def greedy() -> tuple[jax.Array, jax.Array]:
+    token_B1 = jnp.argmax(logits_B1V, axis=-1).astype(jnp.int32)
+    return token_B1, jax.nn.one_hot(token_B1, V, dtype=jnp.float32)
+
+  def sampled() -> tuple[jax.Array, jax.Array]:
+    warped_B1V = logits_lib.warp_logits(sampling.warping, logits_B1V)
+    keys_B1 = sampling_lib.keys(
+        sampling.seed_B, position_B[:, None], sampling_lib.DRAFT
+    )
+    token_B1 = sampling_lib.categorical(keys_B1, warped_B1V)
+    return token_B1, jax.nn.softmax(warped_B1V, axis=-1)
+
+  token_B1, law_B1V = jax.lax.cond(
+      jnp.all(sampling.greedy_B), greedy, sampled
+  )
+  return token_B1[:, 0], law_B1V[:, 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lm:
+  """Drafts J tokens one after another with a model of its own.
+
+  Attributes:
+    model: the draft; shares the target's tokenizer.
+    num_draft_tokens: J.
+    vocab_size: V of the target; the draft's logits are cut or padded to it
+      (padding is never drawn), as heads over one tokenizer may differ in size.
+  """
+
+  model: Model
+  num_draft_tokens: int
+  vocab_size: int
+
+  def __post_init__(self) -> None:
+    if self.num_draft_tokens < 1:
+      raise UserError(
+          'an lm drafter needs num_draft_tokens >= 1, got '
+          f'{self.num_draft_tokens}; set config.decode.num_draft_tokens, or '
+          "config.drafter.kind to 'none'."
+      )
+
+  @property
+  def features(self) -> tuple[int, ...]:
+    """No layers' outputs are needed."""
+    return ()
+
+  def init(
+      self,
+      params: Any,
+      state: DecodeState,
+      features: dict[int, jax.Array],
+      *,
+      prompt_width: int,
+  ) -> LmState:
+    """Reads the prompts."""
+    del features
+    B, S = state.tokens_BS.shape
+    cache = self.model.init_cache(B, S + self.model.slack)
+    out = self.model.forward(params, state.tokens_BS[:, :prompt_width], cache)
+    return LmState(cache=out.cache)
+
+  def _logits(self, params: Any, hidden_B1D: jax.Array) -> jax.Array:
+    """Returns the draft's logits [B, V] over the target's vocabulary."""
+    logits_BV = self.model.logits(params, hidden_B1D)[:, 0]
+    extra = self.vocab_size - logits_BV.shape[-1]
+    if extra <= 0:
+      return logits_BV[:, : self.vocab_size]
+    return jnp.pad(logits_BV, ((0, 0), (0, extra)), constant_values=-jnp.inf)
+
+  def propose(
+      self, params: Any, drafter_state: LmState, state: DecodeState
+  ) -> tuple[Proposal, LmState]:
+    """Drafts J tokens for every row."""
+    # A one-token prompt has no token before its last: it is fed first, and the
+    # second one fed is rubbish that nobody attends to.
+    start_B = jnp.maximum(state.seq_len_B - 2, 0)
+    pair_B2 = jnp.take_along_axis(
+        state.tokens_BS,
+        start_B[:, None] + jnp.arange(2, dtype=jnp.int32)[None, :],
+        axis=1,
+    )
+    out = self.model.forward(
+        params, pair_B2, kv_cache.rollback(drafter_state.cache, start_B)
+    )
+    last_B11 = (state.seq_len_B - 1 - start_B)[:, None, None]
+    hidden_B1D = jnp.take_along_axis(out.hidden_BTD, last_B11, axis=1)
+    cache = kv_cache.rollback(out.cache, state.seq_len_B)
+    token_B, law_BV = draw_with_law(
+        state.sampling, self._logits(params, hidden_B1D), state.seq_len_B
+    )
+
+    def step(carry, _):
+      token_B, cache = carry
+      out = self.model.forward(params, token_B[:, None], cache)
+      token_B, law_BV = draw_with_law(
+          state.sampling,
+          self._logits(params, out.hidden_BTD),
+          out.cache.len_B,
+      )
+      return (token_B, out.cache), (token_B, law_BV)
+
+    (_, cache), (tokens_JB, laws_JBV) = jax.lax.scan(
+        step, (token_B, cache), length=self.num_draft_tokens - 1
+    )
+    tokens_BJ = jnp.concatenate([token_B[None], tokens_JB]).swapaxes(0, 1)
+    laws_BJV = jnp.concatenate([law_BV[None], laws_JBV]).swapaxes(0, 1)
+    valid_BJ = drafter_lib.within_budget(state, self.num_draft_tokens)
+    return drafter_lib.chain(tokens_BJ, valid_BJ, laws_BJV), LmState(cache=cache)
+
+  def commit(self, params, drafter_state, state, verdict, features):
+    """Has nothing to do: `propose` sets the lengths from the text's."""
+    del params, state, verdict, features
+    return drafter_state

@@ -1,0 +1,79 @@
+"""Key/value cache with a length per row.
+
+Slots at or beyond `len_B` hold rubbish that nobody reads: undoing rejected
+tokens is setting the length back, and costs nothing (`rollback`).
+
+  two rows, four slots; lens [2, 1]; a pass over T = 2 new tokens a row writes
+  slots 2, 3 of row 0 and 1, 2 of row 1 and advances the lens to [4, 3];
+  rollback to [3, 1] then keeps one of them in row 0 and none in row 1.
+"""
+
+import flax.struct
+import jax
+from jax import numpy as jnp
+
+
+@flax.struct.dataclass
+class KVCache:
+  """Keys and values of every layer.
+
+  Attributes:
+    k: a tuple of L arrays [B, K, S, H], or one [L, B, K, S, H] when the layers
+      are scanned. Keys are stored rotated.
+    v: as k.
+    len_B: int32, slots in use; the next pass writes from this slot on. The
+      caller keeps len + T <= S for every pass: a write beyond the end would
+      be moved back by the compiler and overwrite valid slots.
+  """
+
+  k: tuple[jax.Array, ...] | jax.Array
+  v: tuple[jax.Array, ...] | jax.Array
+  len_B: jax.Array
+
+  @property
+  def max_seq_len(self) -> int:
+    """S, slots allocated."""
+    return (self.k[0] if isinstance(self.k, tuple) else self.k).shape[-2]
+
+
+def init(
+    *,
+    num_layers: int,
+    batch: int,
+    num_kv_heads: int,
+    max_seq_len: int,
+    head_dim: int,
+    dtype: jnp.dtype,
+    layout: str,
+) -> KVCache:
+  """Returns an empty cache; layout is 'unrolled' or 'scanned'."""
+  shape = (batch, num_kv_heads, max_seq_len, head_dim)
+
+  def zeros() -> tuple[jax.Array, ...] | jax.Array:
+    if layout == 'scanned':
+      return jnp.zeros((num_layers, *shape), dtype)
+    return tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
+
+  return KVCache(k=zeros(), v=zeros(), len_B=jnp.zeros((batch,), jnp.int32))
+
+
+def rollback(cache: KVCache, len_B: jax.Array) -> KVCache:
+  """Keeps the first len_B slots of every row and forgets the rest."""
+  return cache.replace(len_B=len_B)
+
+
+def write(
+    slots_BKSH: jax.Array, new_BKTH: jax.Array, start_B: jax.Array
+) -> jax.Array:
+  """Writes T new entries a row from slot start_B on."""
+  new_BKTH = new_BKTH.astype(slots_BKSH.dtype)
+  zero = jnp.int32(0)
+  if slots_BKSH.shape[0] == 1:
+    # Under vmap this would become a scatter, slower for the commonest batch.
+    start = (zero, zero, start_B[0], zero)
+    return jax.lax.dynamic_update_slice(slots_BKSH, new_BKTH, start)
+
+  def one_row(slots: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice(slots, new, (zero, start, zero))
+
+  return jax.vmap(one_row)(slots_BKSH, new_BKTH, start_B)

@@ -1,0 +1,217 @@
+"""One decoder-only transformer for every family.
+
+The model knows nothing of speculation. It takes tokens, writes their keys and
+values to the cache from the row's length on, and returns hidden states; a tree
+of tokens is a matter of positions and of which new rows are ancestors of which.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+import flax.struct
+import jax
+from jax import numpy as jnp
+
+from speculative.models import attention
+from speculative.models import kv_cache
+from speculative.models import layers
+from speculative.models import rope
+from speculative.models.config import TransformerConfig
+from speculative.models.kv_cache import KVCache
+from speculative.models.params import Params
+from speculative.models.precision import Precision
+
+
+@flax.struct.dataclass
+class Output:
+  """What one pass over T tokens returns.
+
+  Attributes:
+    hidden_BTD: after the final norm; `Transformer.logits` turns rows of it into
+      logits, so that a caller pays only for the rows it needs.
+    cache: with the new rows written and len_B advanced by T.
+    features: the residual stream after each layer asked for, [B, T, D].
+  """
+
+  hidden_BTD: jax.Array
+  cache: KVCache
+  features: dict[int, jax.Array]
+
+
+def _pad_rows(x: jax.Array, rows: int) -> jax.Array:
+  """Repeats the last of axis 1 until there are `rows` of them."""
+  missing = rows - x.shape[1]
+  tail = jnp.repeat(x[:, -1:], missing, axis=1)
+  return jnp.concatenate([x, tail], axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformer:
+  """The model's static half; hashable, so that jit can take it as static.
+
+  Attributes:
+    config: shapes and settings.
+    precision: number formats.
+    layout: 'unrolled' layers (fastest to run) or 'scanned' ones (fastest to
+      compile; `stack_layers` prepares the params).
+  """
+
+  config: TransformerConfig
+  precision: Precision = Precision()
+  layout: str = 'unrolled'
+
+  @property
+  def slack(self) -> int:
+    """Slots a pass of one row may write beyond that row."""
+    return self.precision.min_rows - 1
+
+  def init_cache(self, batch: int, max_seq_len: int) -> KVCache:
+    """Returns an empty cache of max_seq_len slots a row."""
+    return kv_cache.init(
+        num_layers=self.config.num_layers,
+        batch=batch,
+        num_kv_heads=self.config.num_kv_heads,
+        max_seq_len=max_seq_len,
+        head_dim=self.config.head_dim,
+        dtype=self.precision.param_dtype,
+        layout=self.layout,
+    )
+
+  def forward(
+      self,
+      params: Params,
+      tokens_BT: jax.Array,
+      cache: KVCache,
+      *,
+      positions_BT: jax.Array | None = None,
+      ancestors_BTT: jax.Array | None = None,
+      features: Sequence[int] = (),
+  ) -> Output:
+    """Runs T new tokens a row through the layers.
+
+    Args:
+      params: as `params.declare` describes; stacked when the layers are
+        scanned.
+      tokens_BT: int32.
+      cache: holds the tokens before; needs len + max(T, min_rows) <= S.
+      positions_BT: int32; counted on from the row's length when absent.
+      ancestors_BTT: bool, for a tree (see attention.Rows); absent for a chain.
+      features: layers (from 0) whose output is returned too; not with scanned
+        layers.
+
+    Returns:
+      The Output.
+    """
+    B, T = tokens_BT.shape
+    if B * T < self.precision.min_rows:
+      # The extra rows land in slots beyond the new length, which nobody reads.
+      padded = self._forward(
+          params,
+          _pad_rows(tokens_BT, self.precision.min_rows),
+          cache,
+          None
+          if positions_BT is None
+          else _pad_rows(positions_BT, self.precision.min_rows),
+          None,
+          features,
+      )
+      return Output(
+          hidden_BTD=padded.hidden_BTD[:, :T],
+          cache=kv_cache.rollback(padded.cache, cache.len_B + T),
+          features={i: f[:, :T] for i, f in padded.features.items()},
+      )
+    return self._forward(
+        params, tokens_BT, cache, positions_BT, ancestors_BTT, features
+    )
+
+  def _forward(
+      self,
+      params: Params,
+      tokens_BT: jax.Array,
+      cache: KVCache,
+      positions_BT: jax.Array | None,
+      ancestors_BTT: jax.Array | None,
+      features: Sequence[int],
+  ) -> Output:
+    T = tokens_BT.shape[1]
+    if positions_BT is None:
+      steps_T = jnp.arange(T, dtype=jnp.int32)
+      positions_BT = cache.len_B[:, None] + steps_T[None, :]
+    rows = attention.Rows(
+        positions_BT=positions_BT,
+        start_B=cache.len_B,
+        ancestors_BTT=ancestors_BTT,
+        rotation_BT1h=rope.rotation(
+            self.config.rope, self.config.head_dim, positions_BT
+        ),
+    )
+    x_BTD = params['embed'][tokens_BT].astype(self.precision.activations)
+    x_BTD, k, v, kept = self._layers(params, x_BTD, cache, rows, features)
+    hidden_BTD = layers.norm(self.config, params, 'final_norm', x_BTD)
+    return Output(
+        hidden_BTD=hidden_BTD,
+        cache=KVCache(k=k, v=v, len_B=cache.len_B + T),
+        features=kept,
+    )
+
+  def _layers(self, params, x_BTD, cache, rows, features):
+    mask_BTS = attention.mask(rows, cache.max_seq_len)
+
+    def layer(x_BTD, layer_params, k_BKSH, v_BKSH):
+      with jax.named_scope('attention'):
+        y_BTD, k_BKSH, v_BKSH = attention.attention(
+            self.config,
+            self.precision,
+            layer_params,
+            layers.norm(self.config, layer_params, 'attn_norm', x_BTD),
+            k_BKSH=k_BKSH,
+            v_BKSH=v_BKSH,
+            rows=rows,
+            mask_BTS=mask_BTS,
+        )
+        x_BTD = x_BTD + y_BTD
+      with jax.named_scope('mlp'):
+        normed_BTD = layers.norm(self.config, layer_params, 'mlp_norm', x_BTD)
+        x_BTD = x_BTD + layers.mlp(
+            self.config, self.precision, layer_params, normed_BTD
+        )
+      return x_BTD, k_BKSH, v_BKSH
+
+    if self.layout == 'scanned':
+      if features:
+        raise ValueError('features need unrolled layers; got scanned ones.')
+
+      def body(x_BTD, slices):
+        x_BTD, k_BKSH, v_BKSH = layer(x_BTD, *slices)
+        return x_BTD, (k_BKSH, v_BKSH)
+
+      x_BTD, (k, v) = jax.lax.scan(
+          body, x_BTD, (params['layers'], cache.k, cache.v)
+      )
+      return x_BTD, k, v, {}
+
+    k, v, kept = [], [], {}
+    for i, layer_params in enumerate(params['layers']):
+      x_BTD, k_BKSH, v_BKSH = layer(x_BTD, layer_params, cache.k[i], cache.v[i])
+      k.append(k_BKSH)
+      v.append(v_BKSH)
+      if i in features:
+        kept[i] = x_BTD
+    return x_BTD, tuple(k), tuple(v), kept
+
+  def logits(self, params: Params, hidden_BTD: jax.Array) -> jax.Array:
+    """Returns float32 logits [B, T, V] of hidden states."""
+    B, T, _ = hidden_BTD.shape
+    if B * T < self.precision.min_rows:
+      padded = _pad_rows(hidden_BTD, self.precision.min_rows)
+      return self.logits(params, padded)[:, :T]
+    head_VD = params['embed' if self.config.head == 'tied' else 'head']
+    # Float32 out of the product: bfloat16 logits of a large vocabulary tie.
+    wide = dataclasses.replace(self.precision, activations='float32')
+    return layers.project(hidden_BTD, head_VD, precision=wide)
+
+
+def stack_layers(params: Params) -> Params:
+  """Returns params for scanned layers: one array a name, [L, ...]."""
+  stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params['layers'])
+  return {**params, 'layers': stacked}
