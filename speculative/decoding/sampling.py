@@ -13,6 +13,8 @@ from jax import numpy as jnp
 from speculative.decoding import logits as logits_lib
 from speculative.decoding.logits import Warping
 
+_BLOCK = 256  # about the square root of a vocabulary
+
 # Uses of a random key.
 TARGET = 0  # draw from the target: plain decoding, one-hot drafts, bonus token
 DRAFT = 1  # draw from the draft
@@ -54,15 +56,52 @@ def uniform(keys_BT: jax.Array) -> jax.Array:
   return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key)))(keys_BT)
 
 
-def categorical(keys_BT: jax.Array, logits_BTV: jax.Array) -> jax.Array:
-  """Draws a token from softmax(logits) with every key, by Gumbel-max.
+def _first_above(cumulative: jax.Array, level: jax.Array) -> jax.Array:
+  """Returns the first index of the last axis whose running sum exceeds level.
 
-  A token of logit minus infinity is never drawn.
+  An entry that adds nothing is never returned. Where rounding let the level
+  reach the total, it is the last entry that adds something.
   """
-  V = logits_BTV.shape[-1]
-  noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (V,))))
-  scores_BTV = logits_BTV + noise(keys_BT)
-  return jnp.argmax(scores_BTV, axis=-1).astype(jnp.int32)
+  above = cumulative > jnp.minimum(
+      level[..., None],
+      # The largest float below the total: the total itself is never exceeded.
+      jnp.nextafter(cumulative[..., -1:], jnp.float32(0)),
+  )
+  return jnp.argmax(above, axis=-1).astype(jnp.int32)
+
+
+def categorical(u_BT: jax.Array, probs_BTV: jax.Array) -> jax.Array:
+  """Draws a token of every law by its inverse cumulative distribution.
+
+  In two levels, blocks of the vocabulary and tokens of one block: one uniform
+  number and one sum over the vocabulary a draw, where Gumbel noise would need a
+  random number and two logarithms a token.
+
+  Args:
+    u_BT: float32 in [0, 1).
+    probs_BTV: float32 >= 0, sums to 1 up to rounding; a token of probability
+      zero is never drawn.
+
+  Returns:
+    int32 [B, T].
+  """
+  B, T, V = probs_BTV.shape
+  padding = -V % _BLOCK
+  blocks_BTnW = jnp.pad(probs_BTV, ((0, 0), (0, 0), (0, padding))).reshape(
+      B, T, -1, _BLOCK
+  )
+  ends_BTn = jnp.cumsum(blocks_BTnW.sum(axis=-1), axis=-1)
+  level_BT = u_BT * ends_BTn[..., -1]
+  block_BT = _first_above(ends_BTn, level_BT)
+  starts_BTn = jnp.pad(ends_BTn[..., :-1], ((0, 0), (0, 0), (1, 0)))
+  start_BT = jnp.take_along_axis(starts_BTn, block_BT[..., None], axis=-1)
+  block_BTW = jnp.take_along_axis(
+      blocks_BTnW, block_BT[..., None, None], axis=2
+  )[:, :, 0]
+  within_BT = _first_above(
+      jnp.cumsum(block_BTW, axis=-1), level_BT - start_BT[..., 0]
+  )
+  return block_BT * _BLOCK + within_BT
 
 
 def draw(
@@ -88,7 +127,8 @@ def draw(
     return jnp.argmax(logits_BTV, axis=-1).astype(jnp.int32)
 
   def sampled() -> jax.Array:
-    warped_BTV = logits_lib.warp_logits(sampling.warping, logits_BTV)
-    return categorical(keys(sampling.seed_B, positions_BT, use), warped_BTV)
+    probs_BTV = logits_lib.warp_probs(sampling.warping, logits_BTV)
+    u_BT = uniform(keys(sampling.seed_B, positions_BT, use))
+    return categorical(u_BT, probs_BTV)
 
   return jax.lax.cond(jnp.all(sampling.greedy_B), greedy, sampled)

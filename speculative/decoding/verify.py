@@ -161,7 +161,7 @@ def reject_and_resample(
       sampling_lib.keys(sampling.seed_B, position_B1, sampling_lib.TARGET),
   )
   next_token_B1 = sampling_lib.categorical(
-      draw_keys_B1, jnp.log(law_BV)[:, None, :]
+      sampling_lib.uniform(draw_keys_B1), law_BV[:, None, :]
   )
   return _verdict(num_accepted_B, valid_BJ, next_token_B1[:, 0])
 

@@ -54,12 +54,14 @@ def draw_with_law(
     return token_B1, jax.nn.one_hot(token_B1, V, dtype=jnp.float32)
 
   def sampled() -> tuple[jax.Array, jax.Array]:
-    warped_B1V = logits_lib.warp_logits(sampling.warping, logits_B1V)
+    law_B1V = logits_lib.warp_probs(sampling.warping, logits_B1V)
     keys_B1 = sampling_lib.keys(
         sampling.seed_B, position_B[:, None], sampling_lib.DRAFT
     )
-    token_B1 = sampling_lib.categorical(keys_B1, warped_B1V)
-    return token_B1, jax.nn.softmax(warped_B1V, axis=-1)
+    token_B1 = sampling_lib.categorical(
+        sampling_lib.uniform(keys_B1), law_B1V
+    )
+    return token_B1, law_B1V
 
   token_B1, law_B1V = jax.lax.cond(
       jnp.all(sampling.greedy_B), greedy, sampled
