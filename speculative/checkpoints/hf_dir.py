@@ -30,9 +30,10 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   """
   try:
     d = json.loads(path.read_text(encoding='utf-8'))
-  except FileNotFoundError as error:
+  except OSError as error:
     raise UserError(
-        f'{path} does not exist; a checkpoint directory needs one.'
+        f'{path} cannot be read ({error.strerror}); a checkpoint directory '
+        'needs one.'
     ) from error
   except ValueError as error:
     raise UserError(f'{path} is not valid JSON: {error}.') from error

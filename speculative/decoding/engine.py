@@ -134,6 +134,28 @@ def bucket(length: int) -> int:
   return size
 
 
+def check(prompts: Sequence[Sequence[int]], config: DecodeConfig) -> None:
+  """Refuses prompts that cannot be decoded.
+
+  Raises:
+    UserError: If there is none, one is empty, or one is longer than the buffer.
+  """
+  if not prompts:
+    raise UserError('at least one prompt is needed, got none.')
+  for row, prompt in enumerate(prompts):
+    if not prompt:
+      raise UserError(
+          f'prompt {row} is empty; it needs at least one token, for instance '
+          'the BOS token.'
+      )
+    if len(prompt) + 1 > config.max_seq_len:
+      raise UserError(
+          f'prompt {row} has {len(prompt)} tokens, but with max_seq_len='
+          f'{config.max_seq_len} at most {config.max_seq_len - 1} fit; '
+          'shorten it or raise config.decode.max_seq_len.'
+      )
+
+
 OnTokens = Callable[[int, list[int]], None]
 
 
@@ -150,24 +172,6 @@ class Engine:
     self.step = step
     self.weights = weights
 
-  def _check(
-      self, prompts: Sequence[Sequence[int]], config: DecodeConfig
-  ) -> None:
-    if not prompts:
-      raise UserError('at least one prompt is needed, got none.')
-    for row, prompt in enumerate(prompts):
-      if not prompt:
-        raise UserError(
-            f'prompt {row} is empty; it needs at least one token, for instance '
-            'the BOS token.'
-        )
-      if len(prompt) + 1 > config.max_seq_len:
-        raise UserError(
-            f'prompt {row} has {len(prompt)} tokens, but with max_seq_len='
-            f'{config.max_seq_len} at most {config.max_seq_len - 1} fit; '
-            'shorten it or raise config.decode.max_seq_len.'
-        )
-
   def start(
       self, prompts: Sequence[Sequence[int]], config: DecodeConfig
   ) -> Carry:
@@ -183,7 +187,7 @@ class Engine:
     Raises:
       UserError: If a prompt is empty or longer than the buffer.
     """
-    self._check(prompts, config)
+    check(prompts, config)
     B = len(prompts)
     lens = np.array([len(p) for p in prompts], np.int32)
     width = bucket(int(lens.max()))

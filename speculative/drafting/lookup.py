@@ -14,7 +14,6 @@ from jax import numpy as jnp
 from speculative.decoding.state import DecodeState
 from speculative.decoding import drafter as drafter_lib
 from speculative.decoding.drafter import Proposal
-from speculative.errors import UserError
 
 
 def match_lengths(
@@ -63,19 +62,6 @@ class Lookup:
   num_draft_tokens: int = 4
   max_ngram: int = 4
   min_ngram: int = 1
-
-  def __post_init__(self) -> None:
-    if self.num_draft_tokens < 0:
-      raise UserError(
-          'num_draft_tokens needs to be >= 0, got '
-          f'{self.num_draft_tokens}; set config.decode.num_draft_tokens.'
-      )
-    if not 1 <= self.min_ngram <= self.max_ngram:
-      raise UserError(
-          'lookup needs 1 <= min_ngram <= max_ngram, got min_ngram='
-          f'{self.min_ngram}, max_ngram={self.max_ngram}; set '
-          'config.drafter.min_ngram and config.drafter.max_ngram.'
-      )
 
   @property
   def features(self) -> tuple[int, ...]:

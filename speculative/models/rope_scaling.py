@@ -241,9 +241,10 @@ def with_frequency_factors(
     UserError: If no Llama-3 scaling gives these divisors.
   """
   divisors = np.asarray(divisors, np.float64)
-  if np.allclose(divisors, 1.0, rtol=_FACTOR_RTOL):
+  fits = divisors.shape == (head_dim // 2,)
+  if fits and np.allclose(divisors, 1.0, rtol=_FACTOR_RTOL):
     return rope
-  if rope.scaling == 'none' and divisors.shape == (head_dim // 2,):
+  if fits and rope.scaling == 'none':
     candidate = _fit_llama3(rope, divisors, head_dim)
     plain = rope_lib.frequencies(rope, head_dim)
     scaled = rope_lib.frequencies(candidate, head_dim)

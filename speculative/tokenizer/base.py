@@ -10,15 +10,16 @@ Terms: a *piece* is a token as its vocabulary spells it ('Ġthe', '▁the',
 text is split; a *special* token is an added one that is never shown.
 """
 
+import abc
 from collections.abc import Iterable
 from collections.abc import Sequence
-import abc
 import dataclasses
 import hashlib
 import json
 from typing import Protocol
 
 from absl import logging
+
 from speculative.errors import UserError
 
 SPECIAL_MODES = ('parse', 'literal')

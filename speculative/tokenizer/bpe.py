@@ -15,16 +15,17 @@ import re
 import threading
 from typing import Any
 
-from speculative.errors import UserError
-from speculative.tokenizer import base
-from speculative.tokenizer import directory as directory_lib
-from speculative.tokenizer import gguf_metadata
-from speculative.tokenizer.gguf_metadata import TokenType
 import tokenizers
 from tokenizers import decoders
 from tokenizers import models
 from tokenizers import normalizers
 from tokenizers import pre_tokenizers
+
+from speculative.errors import UserError
+from speculative.tokenizer import base
+from speculative.tokenizer import directory as directory_lib
+from speculative.tokenizer import gguf_metadata
+from speculative.tokenizer.gguf_metadata import TokenType
 
 # Contractions, words, runs of up to {digits} digits, punctuation, white space.
 _WORDS = (
@@ -98,9 +99,7 @@ class BpeTokenizer(base.VocabularyTokenizer):
         byte (GPT-2), 'text' as text with U+2581 for a space and '<0x0A>' for
         a byte (SentencePiece).
     """
-    super().__init__(
-        vocabulary, settings=settings, leading_space=leading_space
-    )
+    super().__init__(vocabulary, settings=settings, leading_space=leading_space)
     self._core = core
     self._alphabet = alphabet
     self._byte_of = {c: bytes([b]) for b, c in enumerate(_byte_characters())}
@@ -153,15 +152,17 @@ def from_gguf(fields: Mapping[str, Any]) -> BpeTokenizer:
       for piece, kind in zip(pieces, types, strict=True)
   ]
   core = _build(pieces, _split_merges(fields), pre=pre)
-  core.add_tokens([
-      tokenizers.AddedToken(
-          piece,
-          normalized=False,
-          special=kind in gguf_metadata.SPECIAL_TYPES,
-      )
-      for piece, kind in zip(pieces, types, strict=True)
-      if kind in gguf_metadata.ADDED_TYPES
-  ])
+  core.add_tokens(
+      [
+          tokenizers.AddedToken(
+              piece,
+              normalized=False,
+              special=kind in gguf_metadata.SPECIAL_TYPES,
+          )
+          for piece, kind in zip(pieces, types, strict=True)
+          if kind in gguf_metadata.ADDED_TYPES
+      ]
+  )
   return BpeTokenizer(
       core,
       vocabulary=base.Vocabulary(
@@ -212,9 +213,8 @@ def from_directory(directory: pathlib.Path) -> BpeTokenizer:
   settings = directory_lib.settings(
       directory, piece_ids=piece_ids, default=base.Settings()
   )
-  if 'add_bos_token' not in directory_lib.read_json(
-      directory / 'tokenizer_config.json'
-  ):
+  config = directory_lib.read_json(directory / 'tokenizer_config.json')
+  if config.get('add_bos_token') is None:
     # Then the template of the post-processor decides.
     start = core.encode('', add_special_tokens=True).ids[:1]
     add_bos = 'yes' if start and start[0] == settings.bos_id else 'no'

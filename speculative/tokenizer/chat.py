@@ -11,13 +11,15 @@ from collections.abc import Sequence
 import datetime
 import functools
 import json
-from typing import Any, NoReturn
+from typing import Any
+from typing import NoReturn
 
 import jinja2
 from jinja2 import ext
 from jinja2 import nodes
 from jinja2 import parser as jinja_parser
 from jinja2 import sandbox
+
 from speculative.errors import UserError
 from speculative.tokenizer import base
 

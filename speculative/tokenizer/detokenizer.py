@@ -4,8 +4,8 @@ What is pushed and flushed, put together, is what decode gives for all ids at
 once, wherever the ids were cut.
 """
 
-from collections.abc import Iterable
 import codecs
+from collections.abc import Iterable
 
 from speculative.tokenizer import base
 

@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf import message
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
 from speculative.errors import UserError
 from speculative.tokenizer import base
 from speculative.tokenizer import directory as directory_lib
@@ -43,7 +44,9 @@ class SentencePieceTokenizer(base.VocabularyTokenizer):
     types = [TokenType(piece.type) for piece in proto.pieces]
     special_ids = gguf_metadata.ids_of(types, gguf_metadata.SPECIAL_TYPES)
     normalizer = proto.normalizer_spec
-    prefixed = normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces
+    prefixed = (
+        normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces
+    )
     super().__init__(
         base.Vocabulary(
             pieces=tuple(piece.piece for piece in proto.pieces),

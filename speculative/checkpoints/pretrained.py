@@ -1,0 +1,112 @@
+"""One way to a model and its tokenizer, whatever the reference names.
+
+Beside the references of `sources`, `random://PRESET[?seed=N]` makes a small
+model with random weights over a byte tokenizer: tests and the `:tiny` variant
+of every config need no download.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import os
+
+import jax
+from jax import numpy as jnp
+
+from speculative.checkpoints import load
+from speculative.errors import UserError
+from speculative.models import params as params_lib
+from speculative.models.config import TransformerConfig
+from speculative.models.params import Params
+from speculative import tokenizer as tokenizer_lib
+from speculative.tokenizer import base
+from speculative.tokenizer import byte_level
+
+_RANDOM = 'random://'
+
+PRESETS = {
+    'tiny': TransformerConfig(
+        vocab_size=byte_level.VOCAB_SIZE,
+        num_layers=2,
+        model_dim=32,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        mlp_dim=64,
+    ),
+    'tiny_draft': TransformerConfig(
+        vocab_size=byte_level.VOCAB_SIZE,
+        num_layers=1,
+        model_dim=32,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=16,
+        mlp_dim=64,
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pretrained:
+  """A model that was found; its weights have not been read.
+
+  Attributes:
+    reference: the string it was opened by.
+    config: of the model.
+    tokenizer: its own.
+    load_params: called with a dtype, reads the weights.
+  """
+
+  reference: str
+  config: TransformerConfig
+  tokenizer: base.Tokenizer
+  load_params: Callable[[jnp.dtype], Params]
+
+
+def open_pretrained(
+    reference: str, *, cache_dir: str | os.PathLike[str] | None = None
+) -> Pretrained:
+  """Finds a model, fetching it if need be, and reads all but its weights.
+
+  Args:
+    reference: as `sources.resolve` takes it, or random://PRESET[?seed=N].
+    cache_dir: where fetched files are kept.
+
+  Returns:
+    The Pretrained.
+
+  Raises:
+    UserError: If it cannot be found or is not supported.
+  """
+  if reference.startswith(_RANDOM):
+    return _open_random(reference)
+  checkpoint = load.open_checkpoint(reference, cache_dir=cache_dir)
+  tokenizer = tokenizer_lib.load(checkpoint.gguf_fields or checkpoint.directory)
+  if tokenizer.vocab_size > checkpoint.config.vocab_size:
+    raise UserError(
+        f'{reference}: the tokenizer has {tokenizer.vocab_size} tokens, the '
+        f'model only {checkpoint.config.vocab_size}; they do not belong '
+        'together.'
+    )
+  return Pretrained(
+      reference,
+      checkpoint.config,
+      tokenizer,
+      lambda dtype: load.load_params(checkpoint, dtype=dtype),
+  )
+
+
+def _open_random(reference: str) -> Pretrained:
+  name, _, query = reference.removeprefix(_RANDOM).partition('?')
+  seed = query.removeprefix('seed=') or '0'
+  if name not in PRESETS or not seed.isdigit():
+    raise UserError(
+        f'{reference!r} is not random://PRESET[?seed=N] with one of the '
+        f'presets {", ".join(PRESETS)}.'
+    )
+  config = PRESETS[name]
+  return Pretrained(
+      reference,
+      config,
+      byte_level.ByteTokenizer(),
+      lambda dtype: params_lib.init(jax.random.key(int(seed)), config, dtype),
+  )
