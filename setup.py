@@ -24,6 +24,7 @@ setuptools.setup(
         'ml-collections>=1.0',
         'numpy>=2.0',
         'orbax-checkpoint>=0.12.2',
+        'protobuf>=4.25',
         'safetensors>=0.5',
         'sentencepiece>=0.2',
         'tokenizers>=0.20',
@@ -36,9 +37,10 @@ setuptools.setup(
         'dev': [
             'chex>=0.1.90',
             'hypothesis>=6.100',
-            'pyink>=24.10',
+            # Exact, because another release may format or complain otherwise.
+            'pyink==26.5.1',
             'pytest>=8.0',
-            'ruff>=0.6',
+            'ruff==0.17.6',
         ],
     },
 )

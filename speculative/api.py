@@ -1,10 +1,10 @@
 """The Python interface: load a model, generate text.
 
-  import speculative
+import speculative
 
-  model = speculative.load('path/or/reference', drafter='lookup')
-  result = model.generate('Once upon a time', max_new_tokens=64)
-  print(result.texts[0], result.generation.tokens_per_round)
+model = speculative.load('path/or/reference', drafter='lookup')
+result = model.generate('Once upon a time', max_new_tokens=64)
+print(result.texts[0], result.generation.tokens_per_round)
 """
 
 from collections.abc import Callable
@@ -123,15 +123,11 @@ class LanguageModel:
     """
     drafter = drafter or self._drafter
     if drafter not in self._engines:
-      self._engines[drafter] = Engine(
-          self._step(drafter), self.load_weights()
-      )
+      self._engines[drafter] = Engine(self._step(drafter), self.load_weights())
     return self._engines[drafter]
 
   def _step(self, drafter: DrafterConfig) -> Autoregressive | Speculative:
-    target = transformer.Transformer(
-        self.config, self.precision, self._layers
-    )
+    target = transformer.Transformer(self.config, self.precision, self._layers)
     if drafter.is_plain:
       return Autoregressive(target)
     if drafter.kind == 'lookup':

@@ -12,12 +12,12 @@ import os
 import jax
 from jax import numpy as jnp
 
+from speculative import tokenizer as tokenizer_lib
 from speculative.checkpoints import load
 from speculative.errors import UserError
 from speculative.models import params as params_lib
 from speculative.models.config import TransformerConfig
 from speculative.models.params import Params
-from speculative import tokenizer as tokenizer_lib
 from speculative.tokenizer import base
 from speculative.tokenizer import byte_level
 

@@ -1,6 +1,7 @@
 """What a drafter is and what it hands to verification."""
 
-from typing import Any, Protocol
+from typing import Any
+from typing import Protocol
 
 import flax.struct
 import jax

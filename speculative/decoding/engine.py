@@ -23,6 +23,7 @@ from speculative.decoding.loop import Weights
 from speculative.decoding.sampling import Sampling
 from speculative.errors import UserError
 
+LOG_PROBS = ('none', 'chosen')
 _SMALLEST_BUCKET = 32
 _ALL_ROUNDS = np.iinfo(np.int32).max // 2
 _STOP_ID_BUCKET = 8
@@ -64,7 +65,11 @@ class DecodeConfig:
         ('top_k', self.top_k >= 0, '>= 0 (0 keeps all tokens)'),
         ('top_p', 0 < self.top_p <= 1, 'in (0, 1]'),
         ('rounds_per_call', self.rounds_per_call >= 0, '>= 0 (0 is no limit)'),
-        ('log_probs', self.log_probs in ('none', 'chosen'), "'none' or 'chosen'"),
+        (
+            'log_probs',
+            self.log_probs in ('none', 'chosen'),
+            "'none' or 'chosen'",
+        ),
     ):
       if not holds:
         raise UserError(
@@ -224,6 +229,26 @@ class Engine:
         log_probs=config.log_probs,
     )
 
+  def warm_up(
+      self, prompts: Sequence[Sequence[int]], config: DecodeConfig
+  ) -> None:
+    """Compiles the programs of these prompts' bucket and runs one round.
+
+    Args:
+      prompts: a batch of the size and bucket to come.
+      config: how to decode; only max_new_tokens and log_probs matter.
+    """
+    one = dataclasses.replace(config, rounds_per_call=1)
+    carry = self.start(prompts, one)
+    jax.block_until_ready(
+        loop.run(
+            weights=self.weights,
+            carry=carry,
+            num_rounds=jax.device_put(np.int32(1)),
+            step=self.step,
+        )
+    )
+
   def generate(
       self,
       prompts: Sequence[Sequence[int]],
@@ -245,9 +270,7 @@ class Engine:
     Raises:
       UserError: If a prompt is empty or longer than the buffer.
     """
-    num_rounds = jax.device_put(
-        np.int32(config.rounds_per_call or _ALL_ROUNDS)
-    )
+    num_rounds = jax.device_put(np.int32(config.rounds_per_call or _ALL_ROUNDS))
     started = time.perf_counter()
     with jax.transfer_guard('disallow'):
       carry = jax.block_until_ready(self.start(prompts, config))

@@ -7,7 +7,8 @@ rounds at a time and running to the end are the same compiled program.
 
 from collections.abc import Sequence
 import functools
-from typing import Any, Protocol
+from typing import Any
+from typing import Protocol
 
 import flax.struct
 import jax

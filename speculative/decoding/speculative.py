@@ -8,12 +8,12 @@ from jax import numpy as jnp
 from speculative.decoding import loop
 from speculative.decoding import state as state_lib
 from speculative.decoding import verify
+from speculative.decoding.drafter import Drafter
 from speculative.decoding.loop import Carry
 from speculative.decoding.loop import Model
 from speculative.decoding.loop import Weights
 from speculative.decoding.state import DecodeState
 from speculative.decoding.verify import Verdict
-from speculative.decoding.drafter import Drafter
 
 
 def emitted(draft_tokens_BJ: jax.Array, verdict: Verdict) -> jax.Array:

@@ -27,8 +27,9 @@ class Verdict:
     num_accepted_B: int32, drafted tokens kept, in [0, J].
     num_tested_B: int32, accepted plus the first rejection, if there was one;
       an invalid node was not tested.
-    next_token_B: int32, the token emitted after them: drawn from the residual
-      on a rejection, from the target otherwise (bonus token, or no valid draft).
+    next_token_B: int32, the token emitted after them: drawn from the
+      residual on a rejection, from the target otherwise (the bonus token, or
+      where nothing valid was drafted).
   """
 
   num_accepted_B: jax.Array
@@ -78,9 +79,7 @@ def match_draws(
   return _verdict(num_accepted_B, valid_BJ, _take(draws_BT, num_accepted_B))
 
 
-def acceptance(
-    u_BJ: jax.Array, p_BJ: jax.Array, q_BJ: jax.Array
-) -> jax.Array:
+def acceptance(u_BJ: jax.Array, p_BJ: jax.Array, q_BJ: jax.Array) -> jax.Array:
   """Keeps a token with probability min(1, p / q), for u uniform in [0, 1).
 
   u q < p rather than u < p / q or u <= p / q: no division by a q of zero, and
@@ -97,7 +96,9 @@ def residual(p_BV: jax.Array, q_BV: jax.Array) -> jax.Array:
   """
   rest_BV = jnp.maximum(p_BV - q_BV, 0)
   mass_B1 = rest_BV.sum(axis=-1, keepdims=True)
-  return jnp.where(mass_B1 > 0, rest_BV / jnp.where(mass_B1 > 0, mass_B1, 1), p_BV)
+  return jnp.where(
+      mass_B1 > 0, rest_BV / jnp.where(mass_B1 > 0, mass_B1, 1), p_BV
+  )
 
 
 def reject_and_resample(

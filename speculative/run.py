@@ -1,0 +1,64 @@
+"""Runs one task described by a config file.
+
+  python -m speculative.run --config=configs/x.py --workdir=DIR
+
+Kept short on purpose: everything worth testing or calling from a notebook
+lives in speculative.tasks.
+"""
+
+from collections.abc import Sequence
+import sys
+
+from absl import app
+from absl import flags
+from absl import logging
+import jax
+from ml_collections import config_flags
+
+from speculative import config as config_lib
+from speculative.errors import UserError
+from speculative.tasks import benchmark
+from speculative.tasks import generate
+from speculative.tasks import verify
+
+_TASKS = {
+    'benchmark': benchmark.run,
+    'generate': generate.run,
+    'verify': verify.run,
+}
+
+_CONFIG = config_flags.DEFINE_config_file(
+    'config', None, 'Path to a configs/*.py file.', lock_config=True
+)
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Where results are written.')
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the task that the flags name; returns the exit status."""
+  logging.set_verbosity(logging.INFO)
+  try:
+    if len(argv) > 1:
+      raise UserError(f'unexpected arguments: {" ".join(argv[1:])}.')
+    config = _CONFIG.value
+    if config.task not in _TASKS:
+      raise UserError(
+          f'config.task is {config.task!r}; known: {", ".join(_TASKS)}.'
+      )
+    workdir = config_lib.check_workdir(_WORKDIR.value)
+    logging.info(
+        'jax %s, process %d/%d, %d %s devices',
+        jax.__version__,
+        jax.process_index(),
+        jax.process_count(),
+        jax.device_count(),
+        jax.devices()[0].device_kind,
+    )
+    return _TASKS[config.task](config, workdir).exit_status
+  except UserError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1
+
+
+if __name__ == '__main__':
+  flags.mark_flags_as_required(['config'])
+  app.run(main)

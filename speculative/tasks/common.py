@@ -1,0 +1,90 @@
+"""What tasks share: prompts as tokens, checked before any weight is read."""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+
+from absl import logging
+from ml_collections import config_dict
+
+from speculative import api
+from speculative import config as config_lib
+from speculative.bench.prompts import Prompt
+from speculative.decoding.engine import DecodeConfig
+from speculative.drafting.config import DrafterConfig
+from speculative.tasks import results
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+  """A run whose mistakes, if any, have been found.
+
+  Attributes:
+    model: with its weights loaded.
+    decode: how to decode.
+    prompts: as read.
+    batches: token ids of the prompts, batch by batch.
+    workdir: where results go.
+  """
+
+  model: api.LanguageModel
+  decode: DecodeConfig
+  prompts: Sequence[Prompt]
+  batches: Sequence[Sequence[Sequence[int]]]
+  workdir: results.Workdir
+
+
+def prepare(
+    config: config_dict.ConfigDict,
+    path: pathlib.Path,
+    prompts: Sequence[Prompt],
+) -> Prepared:
+  """Opens the models, encodes the prompts, then reads the weights.
+
+  Args:
+    config: of the run.
+    path: of the workdir.
+    prompts: what to answer.
+
+  Returns:
+    The Prepared run.
+
+  Raises:
+    UserError: For anything wrong with config, models or prompts; nothing has
+      been written or read into memory then.
+  """
+  run_config = config_lib.parse(config)
+  model = run_config.open_model()
+  decode = run_config.decode_for(model)
+  ids = [model.encode(p.text, chat_template=p.chat_template) for p in prompts]
+  model.check(ids, decode)
+  workdir = results.Workdir(path, config)
+  model.load_weights()
+  size = run_config.batch_size
+  return Prepared(
+      model=model,
+      decode=decode,
+      prompts=prompts,
+      batches=[ids[i : i + size] for i in range(0, len(ids), size)],
+      workdir=workdir,
+  )
+
+
+def plain(drafter: DrafterConfig) -> DrafterConfig:
+  """Returns the setting of plain decoding beside a drafter."""
+  return dataclasses.replace(drafter, num_draft_tokens=0)
+
+
+def name(drafter: DrafterConfig) -> str:
+  """Returns 'plain', or for instance 'lookup 4'."""
+  if drafter.is_plain:
+    return 'plain'
+  return f'{drafter.kind} {drafter.num_draft_tokens}'
+
+
+def warm_up(run: Prepared, settings: Sequence[DrafterConfig]) -> None:
+  """Compiles every program the run will need."""
+  logging.info('Compiling for %d setting(s) ...', len(settings))
+  for batch in run.batches:
+    for drafter in settings:
+      run.model.engine(drafter).warm_up(batch, run.decode)

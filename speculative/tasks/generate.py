@@ -1,0 +1,128 @@
+"""Task `generate`: stream the answer to a prompt, or answer many."""
+
+from collections.abc import Callable
+import dataclasses
+import json
+import pathlib
+
+from absl import logging
+from ml_collections import config_dict
+
+from speculative import config as config_lib
+from speculative.bench import metrics
+from speculative.bench.prompts import Prompt
+from speculative.decoding.engine import DecodeConfig
+from speculative.errors import UserError
+from speculative.tasks import common
+from speculative.tasks import measure
+from speculative.tasks import results
+from speculative.tasks.results import TaskResult
+
+FROM_DATA = 'from data'
+
+
+def _prompts(config: config_dict.ConfigDict) -> list[Prompt]:
+  if config.generate.prompt == FROM_DATA:
+    return config_lib.load_prompts(config)
+  if not config.generate.prompt:
+    raise UserError(
+        'config.generate.prompt is empty; give some text, or '
+        f'{FROM_DATA!r} to take config.data.prompts.'
+    )
+  chat = {'auto': 'auto', 'chat': 'auto', 'completion': 'no'}
+  if config.data.format not in chat:
+    raise UserError(
+        f'config.data.format is {config.data.format!r}; it needs to be one of '
+        f'{", ".join(chat)}.'
+    )
+  return [Prompt(config.generate.prompt, chat[config.data.format])]
+
+
+def run(
+    config: config_dict.ConfigDict,
+    path: pathlib.Path,
+    *,
+    say: Callable[[str], None] = lambda text: print(text, end='', flush=True),
+) -> TaskResult:
+  """Answers prompts; text goes to `say` as it comes.
+
+  Args:
+    config: of the run.
+    path: of the workdir; outputs.jsonl gets a line a prompt.
+    say: takes text for the user.
+
+  Returns:
+    The TaskResult, with the decode/* keys.
+
+  Raises:
+    UserError: Before anything is written or loaded.
+  """
+  if config.generate.compare not in ('yes', 'no'):
+    raise UserError(
+        f'config.generate.compare is {config.generate.compare!r}; it needs to '
+        "be 'yes' or 'no'."
+    )
+  prepared = common.prepare(config, path, _prompts(config))
+  model = prepared.model
+  common.warm_up(prepared, [model.drafter])
+  generations, outputs = [], []
+  for batch in prepared.batches:
+    streams = len(prepared.prompts) == 1
+    result = model.generate(
+        batch,
+        on_text=(lambda row, text: say(text)) if streams else None,
+        **_fields(prepared.decode),
+    )
+    if streams:
+      say('\n')
+    for text, ids, reason in zip(
+        result.texts,
+        result.generation.token_ids,
+        result.generation.reasons,
+        strict=True,
+    ):
+      prompt = prepared.prompts[len(outputs)].text
+      if not streams:
+        say(f'\n> {prompt}\n{text}\n')
+      outputs.append(
+          {'prompt': prompt, 'text': text, 'token_ids': ids, 'reason': reason}
+      )
+    generations.append(result.generation)
+  results.write_text(
+      prepared.workdir.path / 'outputs.jsonl',
+      ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in outputs),
+  )
+  found = metrics.decode_metrics(generations) | results.environment(model)
+  if config.generate.compare == 'yes':
+    found |= _compare(prepared, repeats=config.bench.repeats, say=say)
+  prepared.workdir.metric(found)
+  prepared.workdir.finish(found)
+  return TaskResult(found)
+
+
+def _fields(decode: DecodeConfig) -> dict:
+  return {f.name: getattr(decode, f.name) for f in dataclasses.fields(decode)}
+
+
+def _compare(
+    prepared: common.Prepared, *, repeats: int, say: Callable[[str], None]
+) -> dict:
+  """Times plain decoding and this drafter in turn and prints both."""
+  model = prepared.model
+  settings = [common.plain(model.drafter), model.drafter]
+  common.warm_up(prepared, settings)
+  logging.info('Timing plain and %s in turn ...', common.name(model.drafter))
+  runs = measure.interleaved(prepared, settings, repeats=repeats)
+  rows = [
+      measure.row_of(prepared, drafter, runs[0], of_setting)
+      for drafter, of_setting in zip(settings, runs, strict=True)
+  ]
+  say('\n' + measure.table(rows))
+  row = rows[1]
+  if row.get('lossless/greedy_equal') is False:
+    say(
+        f'Not all tokens are the same: in {model.precision.dtype} near ties '
+        'are decided by rounding. --config.target.dtype=float32 shows '
+        'equality.\n'
+    )
+  return {k: v for k, v in row.items() if not k.startswith('row/')}

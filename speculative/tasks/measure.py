@@ -1,0 +1,114 @@
+"""Times settings in turn over the same prompts, and says what came out."""
+
+from collections.abc import Sequence
+import dataclasses
+import time
+
+from absl import logging
+
+from speculative.bench import compare
+from speculative.bench import metrics
+from speculative.bench import report
+from speculative.decoding.engine import Generation
+from speculative.drafting.config import DrafterConfig
+from speculative.tasks import common
+
+
+def interleaved(
+    prepared: common.Prepared,
+    settings: Sequence[DrafterConfig],
+    *,
+    repeats: int,
+) -> list[list[Generation]]:
+  """Decodes every batch with every setting before the next batch.
+
+  Args:
+    prepared: the run; every program is warm.
+    settings: drafters to set side by side.
+    repeats: how often each batch is decoded by each setting, in turn.
+
+  Returns:
+    For every setting, the run of median decode time of every batch.
+  """
+  decode = dataclasses.replace(prepared.decode, rounds_per_call=0)
+  medians: list[list[Generation]] = [[] for _ in settings]
+  started = time.perf_counter()
+  for done, batch in enumerate(prepared.batches, 1):
+    runs: list[list[Generation]] = [[] for _ in settings]
+    for _ in range(repeats):
+      for i, drafter in enumerate(settings):
+        engine = prepared.model.engine(drafter)
+        runs[i].append(engine.generate(batch, decode))
+    for i, of_setting in enumerate(runs):
+      medians[i].append(metrics.median_run(of_setting))
+    elapsed = time.perf_counter() - started
+    logging.info(
+        '%s',
+        report.progress(done, len(prepared.batches), elapsed, 'batch'),
+    )
+  return medians
+
+
+def row_of(
+    prepared: common.Prepared,
+    drafter: DrafterConfig,
+    plain: Sequence[Generation],
+    runs: Sequence[Generation],
+) -> dict:
+  """Returns the flat result object of one setting.
+
+  Args:
+    prepared: the run.
+    drafter: the setting.
+    plain: runs of plain decoding, one a batch.
+    runs: of this setting, over the same batches.
+  """
+  row = {
+      'row/name': common.name(drafter),
+      'row/drafter': 'none' if drafter.is_plain else drafter.kind,
+      'row/num_draft_tokens': drafter.num_draft_tokens,
+  }
+  row |= metrics.decode_metrics(runs)
+  if drafter.is_plain:
+    return row
+  row['decode/acceptance_by_position'] = metrics.acceptance_by_position(runs)
+  row['baseline/tokens_per_s'] = metrics.decode_metrics(plain)[
+      'decode/tokens_per_s'
+  ]
+  row['speedup/measured'] = metrics.seconds_per_token(
+      plain
+  ) / metrics.seconds_per_token(runs)
+  if prepared.decode.temperature == 0 or drafter.is_deterministic:
+    differ = compare.unequal(
+        [ids for g in plain for ids in g.token_ids],
+        [ids for g in runs for ids in g.token_ids],
+    )
+    row['lossless/greedy_equal'] = not differ
+    row['lossless/unequal_prompts'] = len(differ)
+  return row
+
+
+def table(rows: Sequence[dict]) -> str:
+  """Returns the Markdown table of result objects."""
+  header = [
+      'setting',
+      'tokens/s',
+      'tokens/round',
+      'acceptance',
+      'speed-up',
+      'same tokens',
+  ]
+  cells = []
+  for row in rows:
+    equal = row.get('lossless/greedy_equal')
+    cells.append(
+        [
+            row['row/name'],
+            row['decode/tokens_per_s'],
+            row['decode/tokens_per_round'],
+            row.get('decode/acceptance_rate', ''),
+            row.get('speedup/measured', 1.0),
+            {None: '', True: 'yes', False: 'no'}[equal],
+        ]
+    )
+  return report.table(header, cells) + '\n'

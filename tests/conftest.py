@@ -1,0 +1,35 @@
+"""Strictness and devices for the whole suite.
+
+Everything here has to be set before jax starts a backend, which no module of
+the package does at import.
+"""
+
+import os
+
+# A test machine may carry an accelerator; `tpu` tests ask for it by setting
+# this. Child processes of tests inherit it.
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+
+from absl import flags  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+NUM_CPU_DEVICES = 8
+
+
+def pytest_configure(config: pytest.Config) -> None:
+  """Makes jax strict, and one CPU look like eight devices."""
+  del config
+  jax.config.update('jax_num_cpu_devices', NUM_CPU_DEVICES)
+  # Shapes that only fit by broadcasting over a missing axis are mistakes.
+  jax.config.update('jax_numpy_rank_promotion', 'raise')
+  # Compilations are counted, so none may come from an earlier run.
+  jax.config.update('jax_enable_compilation_cache', False)
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+
+
+@pytest.fixture
+def key() -> jax.Array:
+  """A PRNG key, the same in every test."""
+  return jax.random.key(0)

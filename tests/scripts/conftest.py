@@ -1,0 +1,123 @@
+"""A machine made of small shell scripts that pose as Pythons."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import textwrap
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parent.parent.parent
+_TOOLS = (
+    'awk bash cat chmod cksum cp cut dirname env grep head ls mkdir mv rm sed '
+    'sleep sort tail touch tr'
+).split()
+
+# Answers what the scripts ask a Python: what it is, to make an environment (a
+# folder with a copy of itself), and to install or run, which it only records.
+_POSING = """\
+    #!/usr/bin/env bash
+    calls={calls}
+    printf '%s\\n' "{version} $*" >>"$calls"
+    case "$*" in
+      '-I -c '*) printf '%s\\n' '{answer}' ;;
+      '-m venv '*)
+        mkdir -p "$4/bin"
+        cp "$0" "$4/bin/python"
+        touch "$4/pyvenv.cfg"
+        ;;
+      '-m pip install '*)
+        printf '%s\\n' '{pip_says}'
+        exit {pip_code}
+        ;;
+    esac
+"""
+
+
+class Machine:
+  """A PATH, a home and a checkout that hold nothing but what a test puts there.
+
+  Attributes:
+    bin: the one directory on PATH; the tools of the scripts are linked there.
+    home: HOME, where version managers keep their Pythons.
+    checkout: a copy of the scripts beside a setup.py.
+  """
+
+  def __init__(self, root: pathlib.Path):
+    self.bin = root / 'bin'
+    self.home = root / 'home'
+    self.checkout = root / 'check out'
+    self._calls = root / 'calls.log'
+    for folder in (self.bin, self.home, self.checkout):
+      folder.mkdir()
+    for tool in _TOOLS:
+      (self.bin / tool).symlink_to(shutil.which(tool))
+    shutil.copytree(_ROOT / 'scripts', self.checkout / 'scripts')
+    (self.checkout / 'setup.py').write_text('first')
+
+  def add_python(
+      self,
+      version: str,
+      *,
+      path: pathlib.Path | None = None,
+      refused: str = '',
+      pip_says: str = '',
+  ) -> pathlib.Path:
+    """Puts a posing Python on PATH as python3.NN, or at a path.
+
+    Args:
+      version: what it says it is, as in '3.99.0'.
+      path: where it lies, if not on PATH under its usual name.
+      refused: why the probe finds it unusable; empty when it is usable.
+      pip_says: what its pip prints before it fails; empty when it succeeds.
+
+    Returns:
+      Its path.
+    """
+    path = path or self.bin / f'python{version.rpartition(".")[0]}'
+    answer = f'usable {version} {path}'
+    if refused:
+      answer = f'unusable {version} {refused}'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        textwrap.dedent(_POSING).format(
+            calls=f"'{self._calls}'",
+            version=version,
+            answer=answer,
+            pip_says=pip_says,
+            pip_code=1 if pip_says else 0,
+        )
+    )
+    path.chmod(0o755)
+    return path
+
+  def run(
+      self, *command: str, cwd: pathlib.Path | None = None, **env: str
+  ) -> subprocess.CompletedProcess:
+    """Runs bash with arguments on this machine."""
+    return subprocess.run(
+        [self.bin / 'bash', *command],
+        env={'PATH': str(self.bin), 'HOME': str(self.home), **env},
+        cwd=cwd or self.home,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+  def take_calls(self, containing: str) -> list[str]:
+    """Returns, and forgets, what Pythons were asked: 'VERSION arguments'."""
+    if not self._calls.exists():
+      return []
+    lines = self._calls.read_text().splitlines()
+    self._calls.unlink()
+    return [line for line in lines if containing in line]
+
+
+@pytest.fixture
+def machine(tmp_path: pathlib.Path) -> Machine:
+  """A machine without any Python."""
+  if os.name != 'posix':
+    pytest.skip('shell scripts are not run here: no POSIX system')
+  return Machine(tmp_path)
