@@ -204,7 +204,7 @@ def test_an_upward_import_is_found_in_every_form(tmp_path, line):
   graph = _write_package(tmp_path, models__rope=line, tasks__generate='')
   assert _wrong_directions(graph) == [
       'speculative.models.rope (level 2) imports '
-      'speculative.tasks.generate (level 6)'
+      'speculative.tasks.generate (level 7)'
   ]
 
 
