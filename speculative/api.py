@@ -8,6 +8,7 @@ print(result.texts[0], result.generation.tokens_per_round)
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
 import os
@@ -222,12 +223,7 @@ class LanguageModel:
     """
     if isinstance(prompts, str):
       prompts = [prompts]
-    ids = [
-        self.encode(p, chat_template=chat_template)
-        if isinstance(p, str)
-        else list(p)
-        for p in prompts
-    ]
+    ids = [self._ids(p, chat_template) for p in prompts]
     config = self.decode_config(**decode)
     if on_text is not None and config.rounds_per_call == 0:
       config = dataclasses.replace(config, rounds_per_call=1)
@@ -251,6 +247,23 @@ class LanguageModel:
         generation=generation,
     )
 
+  def _ids(self, prompt: str | Sequence[int], chat_template: str) -> list[int]:
+    if isinstance(prompt, str):
+      return self.encode(prompt, chat_template=chat_template)
+    if not isinstance(prompt, Iterable):
+      raise UserError(
+          f'a prompt is {prompt!r}; it needs to be text or a list of token '
+          'ids, so one prompt of ids is a list in a list.'
+      )
+    # An embedding would quietly take the nearest row there is.
+    vocab_size = self.config.vocab_size
+    if wrong := [i for i in prompt if not 0 <= i < vocab_size]:
+      raise UserError(
+          f'token id {wrong[0]} is outside the vocabulary of {vocab_size}; '
+          'give ids of this tokenizer.'
+      )
+    return [int(i) for i in prompt]
+
   def decode_config(self, **decode: object) -> DecodeConfig:
     """Returns a DecodeConfig with this model's stop ids and longest text."""
     decode.setdefault('stop_ids', self.tokenizer.eos_ids)
@@ -258,8 +271,14 @@ class LanguageModel:
       decode['max_seq_len'] = self.max_seq_len
     return DecodeConfig(**decode)
 
-  def check(self, prompts: Sequence[Sequence[int]], config: DecodeConfig):
+  def check(
+      self, prompts: Sequence[Sequence[int]], config: DecodeConfig
+  ) -> None:
     """Refuses prompts that cannot be decoded, before weights are read.
+
+    Args:
+      prompts: token ids.
+      config: how to decode.
 
     Raises:
       UserError: As `Engine.start` would.

@@ -7,7 +7,10 @@ mistake costs a second and leaves nothing behind.
 import dataclasses
 import os
 import pathlib
+import re
+import traceback
 
+from absl import flags
 from ml_collections import config_dict
 
 from speculative import api
@@ -18,6 +21,10 @@ from speculative.errors import UserError
 from speculative.models import precision
 
 STOPS = ('eos', 'none')
+_INT32_MAX = 2**31 - 1
+# What a ConfigDict says of a field it does not have: read, or set when locked.
+_NO_FIELD = re.compile(r"""^(?:'|Key ")(\w+)(?:'$|" does not exist)""")
+_DID_YOU_MEAN = re.compile('Did you mean "(.+?)"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +90,13 @@ def _at_least(name: str, value: int, least: int) -> int:
   return value
 
 
+def _int32(name: str, value: int) -> int:
+  """Refuses what the device's integers do not hold; signs are for others."""
+  if value > _INT32_MAX:
+    raise UserError(f'config.{name} needs to be <= {_INT32_MAX}, got {value}.')
+  return value
+
+
 def parse(config: config_dict.ConfigDict) -> RunConfig:
   """Checks the fields that all tasks share.
 
@@ -109,18 +123,23 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
           kind=drafter.kind,
           model=drafter.model,
           dtype=_one_of('drafter.dtype', drafter.dtype, precision.DTYPES),
-          num_draft_tokens=decode.num_draft_tokens,
+          num_draft_tokens=_int32(
+              'decode.num_draft_tokens', decode.num_draft_tokens
+          ),
           max_ngram=drafter.max_ngram,
           min_ngram=drafter.min_ngram,
       ),
       decode=DecodeConfig(
-          max_new_tokens=decode.max_new_tokens,
+          max_new_tokens=_int32('decode.max_new_tokens', decode.max_new_tokens),
           temperature=decode.temperature,
-          top_k=decode.top_k,
+          top_k=_int32('decode.top_k', decode.top_k),
           top_p=decode.top_p,
-          seed=config.seed,
+          # As the engine has it: seeds wrap around at 32 bits.
+          seed=config.seed % 2**32,
           max_seq_len=_at_least('decode.max_seq_len', decode.max_seq_len, 0),
-          rounds_per_call=decode.rounds_per_call,
+          rounds_per_call=_int32(
+              'decode.rounds_per_call', decode.rounds_per_call
+          ),
       ),
       stop=_one_of('decode.stop', decode.stop, STOPS),
       batch_size=_at_least('decode.batch_size', decode.batch_size, 1),
@@ -145,12 +164,75 @@ def load_prompts(config: config_dict.ConfigDict) -> list[prompts.Prompt]:
 def check_workdir(workdir: str | None) -> pathlib.Path:
   """Returns the directory results go to, without making it.
 
+  Args:
+    workdir: as typed.
+
+  Returns:
+    Its path.
+
   Raises:
-    UserError: If it was not named, or is a file.
+    UserError: If it was not named, is a file, or cannot be written.
   """
   if not workdir:
     raise UserError('--workdir is missing; name a directory for the results.')
-  path = pathlib.Path(os.path.expanduser(workdir))
-  if path.exists() and not path.is_dir():
-    raise UserError(f'--workdir {workdir} is a file; name a directory.')
+  path = pathlib.Path(workdir).expanduser()
+  # Where it will be made: a relative path ends at '.', which exists.
+  there = next(p for p in (path, *path.parents) if os.path.lexists(p))
+  if not there.is_dir():
+    raise UserError(
+        f'--workdir {workdir}: {there} is not a directory; name another.'
+    )
+  if not os.access(there, os.W_OK | os.X_OK):
+    raise UserError(
+        f'--workdir {workdir}: {there} cannot be written; name another.'
+    )
   return path
+
+
+def flag_error(error: Exception) -> UserError:
+  """Returns what is wrong with the flags in one line.
+
+  Parsing them runs the config file. Its library reports some mistakes over
+  several lines and others as exceptions of its own kinds.
+
+  Args:
+    error: what parsing raised.
+
+  Returns:
+    The error to show instead.
+  """
+  if isinstance(error, UserError):
+    return error
+  lines = [line.strip() for line in _text(error).strip().splitlines()] or ['']
+  if match := _NO_FIELD.search(lines[0]):
+    meant = _DID_YOU_MEAN.search(lines[-1])
+    hint = (
+        f'did you mean {meant[1]!r}?'
+        if meant
+        else 'the config file and configs/common.py have the list.'
+    )
+    return UserError(f'the config has no field {match[1]!r}; {hint}')
+  if isinstance(error, OSError):
+    return UserError(
+        f'--config cannot be read ({lines[-1]}); name a configs/*.py file.'
+    )
+  if isinstance(error, flags.Error):
+    # Errors of the config file come with their traceback.
+    said = lines[-1].removeprefix('ValueError: ')
+    return UserError(f'{lines[0]} {said}' if len(lines) > 1 else lines[0])
+  file, line, *_ = traceback.extract_tb(error.__traceback__)[-1]
+  return UserError(
+      f'--config fails at {file}:{line} with {type(error).__name__}: '
+      f'{" ".join(lines)}.'
+  )
+
+
+def _text(error: Exception) -> str:
+  """Returns the message below the wrapping of other libraries."""
+  if isinstance(error, OSError) and error.__cause__ is not None:
+    return str(error.__cause__)
+  if isinstance(error, AttributeError) and error.args:
+    # A ConfigDict raises the KeyError again as the one argument of this.
+    error = error.args[0] if isinstance(error.args[0], KeyError) else error
+  # str() of a KeyError is the repr of its text.
+  return str(error.args[0]) if isinstance(error, KeyError) else str(error)

@@ -12,12 +12,12 @@ import sys
 from absl import app
 from absl import flags
 from absl import logging
-import jax
 from ml_collections import config_flags
 
 from speculative import config as config_lib
 from speculative.errors import UserError
 from speculative.tasks import benchmark
+from speculative.tasks import common
 from speculative.tasks import generate
 from speculative.tasks import verify
 
@@ -33,6 +33,19 @@ _CONFIG = config_flags.DEFINE_config_file(
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Where results are written.')
 
 
+def parse_flags(argv: Sequence[str]) -> list[str]:
+  """Returns what is left of the arguments; a mistake ends the process."""
+  try:
+    rest = flags.FLAGS(list(argv))
+    if _CONFIG.value is None:
+      raise UserError('--config is missing; name a configs/*.py file.')
+    # A file that could not be read says so only when it is looked at.
+    _ = _CONFIG.value.task
+    return rest
+  except Exception as error:
+    sys.exit(_fail(config_lib.flag_error(error)))
+
+
 def main(argv: Sequence[str]) -> int:
   """Runs the task that the flags name; returns the exit status."""
   logging.set_verbosity(logging.INFO)
@@ -45,20 +58,16 @@ def main(argv: Sequence[str]) -> int:
           f'config.task is {config.task!r}; known: {", ".join(_TASKS)}.'
       )
     workdir = config_lib.check_workdir(_WORKDIR.value)
-    logging.info(
-        'jax %s, process %d/%d, %d %s devices',
-        jax.__version__,
-        jax.process_index(),
-        jax.process_count(),
-        jax.device_count(),
-        jax.devices()[0].device_kind,
-    )
+    common.report_devices()
     return _TASKS[config.task](config, workdir).exit_status
   except UserError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 1
+    return _fail(error)
+
+
+def _fail(error: UserError) -> int:
+  print('error:', ' '.join(str(error).split()), file=sys.stderr)
+  return 1
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['config'])
-  app.run(main)
+  app.run(main, flags_parser=parse_flags)

@@ -20,7 +20,7 @@ class Divergence:
     position: index among the new tokens.
     plain_token: what plain decoding emitted, -1 where it had ended.
     other_token: what the other run emitted, -1 where it had ended.
-    logit_gap: logit of plain_token minus that of other_token, NaN where one
+    logit_gap: logit of plain_token minus that of other_token, None where one
       had ended: a gap near zero is a tie that rounding decides.
   """
 
@@ -28,7 +28,7 @@ class Divergence:
   position: int
   plain_token: int
   other_token: int
-  logit_gap: float
+  logit_gap: float | None
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
@@ -77,7 +77,7 @@ def divergence(
   if index is None:
     return None
   tokens = [ids[index] if index < len(ids) else -1 for ids in (plain, other)]
-  gap = float('nan')
+  gap = None
   if min(tokens) >= 0:
     logits_V = _logits_after(model, params, [*prompt_ids, *plain[:index]])
     gap = float(logits_V[tokens[0]] - logits_V[tokens[1]])

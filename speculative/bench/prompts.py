@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 import pathlib
+import zlib
 
 from speculative.errors import UserError
 
@@ -54,12 +55,20 @@ def _parse(line: str, where: str, prompt_format: str) -> Prompt:
   except json.JSONDecodeError as error:
     raise UserError(f'{where} is not JSON: {error}.') from error
   for field, kind in _FIELDS:
-    if isinstance(row, dict) and row.get(field):
-      text = row[field][0] if field == 'turns' else row[field]
-      is_chat = (kind if prompt_format == 'auto' else prompt_format) == 'chat'
-      return Prompt(text, 'auto' if is_chat else 'no')
+    if not isinstance(row, dict) or row.get(field) is None:
+      continue
+    text = row[field]
+    if field == 'turns' and isinstance(text, list) and text:
+      text = text[0]
+    if not isinstance(text, str) or not text:
+      raise UserError(
+          f'{where}: {field} is {text!r:.60}; it needs to be a text that is '
+          'not empty.'
+      )
+    is_chat = (kind if prompt_format == 'auto' else prompt_format) == 'chat'
+    return Prompt(text, 'auto' if is_chat else 'no')
   known = ', '.join(field for field, _ in _FIELDS)
-  raise UserError(f'{where} has none of the fields {known}.')
+  raise UserError(f'{where} has none of the fields {known}; add one.')
 
 
 def load(source: str, *, num_prompts: int, prompt_format: str) -> list[Prompt]:
@@ -82,7 +91,7 @@ def load(source: str, *, num_prompts: int, prompt_format: str) -> list[Prompt]:
   if source == 'builtin':
     template = 'no' if prompt_format == 'completion' else 'auto'
     return [Prompt(text, template) for text in BUILTIN][: num_prompts or None]
-  path = pathlib.Path(source)
+  path = pathlib.Path(source).expanduser()
   if not path.is_file():
     raise UserError(
         f'config.data.prompts is {source!r}, which is no file; name a JSONL '
@@ -91,9 +100,11 @@ def load(source: str, *, num_prompts: int, prompt_format: str) -> list[Prompt]:
   try:
     opener = gzip.open if path.suffix == '.gz' else open
     with opener(path, 'rt', encoding='utf-8') as file:
-      lines = file.read().splitlines()
-  except (OSError, EOFError, UnicodeDecodeError) as error:
-    raise UserError(f'{source} cannot be read: {error}.') from error
+      lines = list(file)
+  except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+    raise UserError(
+        f'{source} cannot be read: {error}; fetch it again.'
+    ) from error
   found = [
       _parse(line, f'{source}:{number}', prompt_format)
       for number, line in enumerate(lines, 1)

@@ -26,10 +26,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def progress(done: int, total: int, elapsed_s: float, unit: str) -> str:
-  """Returns '3/20 prompts [15%]  1.2 s/prompt  ETA 0:20'."""
+  """Returns 'batch 3/20 [15%]  1.2 s/batch  ETA 0:20'."""
   each_s = elapsed_s / max(done, 1)
   left = int(each_s * (total - done))
   return (
-      f'{done}/{total} {unit}s [{100 * done // total}%]  {each_s:.1f} s/{unit}'
+      f'{unit} {done}/{total} [{100 * done // total}%]  {each_s:.1f} s/{unit}'
       f'  ETA {left // 60}:{left % 60:02d}'
   )

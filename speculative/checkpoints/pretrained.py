@@ -8,6 +8,7 @@ of every config need no download.
 from collections.abc import Callable
 import dataclasses
 import os
+import re
 
 import jax
 from jax import numpy as jnp
@@ -22,6 +23,10 @@ from speculative.tokenizer import base
 from speculative.tokenizer import byte_level
 
 _RANDOM = 'random://'
+# Nine digits stay below 2^32, where seeds end.
+_PRESET = re.compile(
+    re.escape(_RANDOM) + r'(\w+)(?:\?seed=(\d{1,9}))?', re.ASCII
+)
 
 PRESETS = {
     'tiny': TransformerConfig(
@@ -96,17 +101,16 @@ def open_pretrained(
 
 
 def _open_random(reference: str) -> Pretrained:
-  name, _, query = reference.removeprefix(_RANDOM).partition('?')
-  seed = query.removeprefix('seed=') or '0'
-  if name not in PRESETS or not seed.isdigit():
+  match = _PRESET.fullmatch(reference)
+  if match is None or match[1] not in PRESETS:
     raise UserError(
         f'{reference!r} is not random://PRESET[?seed=N] with one of the '
         f'presets {", ".join(PRESETS)}.'
     )
-  config = PRESETS[name]
+  config, seed = PRESETS[match[1]], int(match[2] or 0)
   return Pretrained(
       reference,
       config,
       byte_level.ByteTokenizer(),
-      lambda dtype: params_lib.init(jax.random.key(int(seed)), config, dtype),
+      lambda dtype: params_lib.init(jax.random.key(seed), config, dtype),
   )

@@ -34,6 +34,8 @@ class Warping:
 
 def _ordered_bits(x: jax.Array) -> jax.Array:
   """Maps float32 to int32 so that the order stays the same."""
+  # Minus zero equals zero but has other bits.
+  x = jnp.where(x == 0, jnp.float32(0), x)
   bits = jax.lax.bitcast_convert_type(x, jnp.int32)
   return bits ^ ((bits >> 31) & jnp.int32(0x7FFFFFFF))
 

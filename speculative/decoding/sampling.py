@@ -56,18 +56,20 @@ def uniform(keys_BT: jax.Array) -> jax.Array:
   return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key)))(keys_BT)
 
 
-def _first_above(cumulative: jax.Array, level: jax.Array) -> jax.Array:
+def _first_above(
+    cumulative: jax.Array, mass: jax.Array, level: jax.Array
+) -> jax.Array:
   """Returns the first index of the last axis whose running sum exceeds level.
 
-  An entry that adds nothing is never returned. Where rounding let the level
-  reach the total, it is the last entry that adds something.
+  An entry without mass is never returned, though a running sum that is not
+  formed from left to right can rise there by rounding. Where rounding let the
+  level reach the total, it is the last entry with mass.
   """
-  above = cumulative > jnp.minimum(
-      level[..., None],
-      # The largest float below the total: the total itself is never exceeded.
-      jnp.nextafter(cumulative[..., -1:], jnp.float32(0)),
-  )
-  return jnp.argmax(above, axis=-1).astype(jnp.int32)
+  has_mass = mass > 0
+  above = has_mass & (cumulative > level[..., None])
+  last = mass.shape[-1] - 1 - jnp.argmax(has_mass[..., ::-1], axis=-1)
+  first = jnp.argmax(above, axis=-1)
+  return jnp.where(above.any(axis=-1), first, last).astype(jnp.int32)
 
 
 def categorical(u_BT: jax.Array, probs_BTV: jax.Array) -> jax.Array:
@@ -90,16 +92,17 @@ def categorical(u_BT: jax.Array, probs_BTV: jax.Array) -> jax.Array:
   blocks_BTnW = jnp.pad(probs_BTV, ((0, 0), (0, 0), (0, padding))).reshape(
       B, T, -1, _BLOCK
   )
-  ends_BTn = jnp.cumsum(blocks_BTnW.sum(axis=-1), axis=-1)
+  mass_BTn = blocks_BTnW.sum(axis=-1)
+  ends_BTn = jnp.cumsum(mass_BTn, axis=-1)
   level_BT = u_BT * ends_BTn[..., -1]
-  block_BT = _first_above(ends_BTn, level_BT)
+  block_BT = _first_above(ends_BTn, mass_BTn, level_BT)
   starts_BTn = jnp.pad(ends_BTn[..., :-1], ((0, 0), (0, 0), (1, 0)))
   start_BT = jnp.take_along_axis(starts_BTn, block_BT[..., None], axis=-1)
   block_BTW = jnp.take_along_axis(
       blocks_BTnW, block_BT[..., None, None], axis=2
   )[:, :, 0]
   within_BT = _first_above(
-      jnp.cumsum(block_BTW, axis=-1), level_BT - start_BT[..., 0]
+      jnp.cumsum(block_BTW, axis=-1), block_BTW, level_BT - start_BT[..., 0]
   )
   return block_BT * _BLOCK + within_BT
 

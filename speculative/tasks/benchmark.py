@@ -20,13 +20,19 @@ from speculative.tasks.results import TaskResult
 def _settings(
     config: config_dict.ConfigDict, drafter: DrafterConfig
 ) -> list[DrafterConfig]:
-  lengths = [n for n in config.bench.num_draft_tokens if n]
-  if drafter.kind == 'none':
+  lengths = config.bench.num_draft_tokens
+  if not all(isinstance(n, int) and n >= 0 for n in lengths):
+    raise UserError(
+        f'config.bench.num_draft_tokens is {lengths}; it needs to hold whole '
+        'numbers >= 0, for instance (2, 4, 8).'
+    )
+  # Each once and in order; 0 is plain decoding, which is measured anyway.
+  lengths = [n for n in dict.fromkeys(lengths) if n]
+  if drafter.is_plain and not lengths or drafter.kind == 'none':
     return [common.plain(drafter)]
   return [common.plain(drafter)] + [
       dataclasses.replace(drafter, num_draft_tokens=n)
       for n in lengths or [drafter.num_draft_tokens]
-      if n
   ]
 
 
@@ -60,19 +66,15 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   Raises:
     UserError: Before anything is written or loaded.
   """
-  if config.bench.repeats < 1:
-    raise UserError(
-        f'config.bench.repeats needs to be >= 1, got {config.bench.repeats}.'
-    )
-  prompts = config_lib.load_prompts(config)
-  prepared = common.prepare(config, path, prompts)
-  settings = _settings(config, prepared.model.drafter)
+  repeats = common.repeats(config)
+  settings = _settings(config, config_lib.parse(config).drafter)
+  prepared = common.prepare(config, path, config_lib.load_prompts(config))
   started = time.perf_counter()
   with compiles.counted() as warm:
     common.warm_up(prepared, settings)
   compile_s = time.perf_counter() - started
   with compiles.counted() as later:
-    runs = measure.interleaved(prepared, settings, repeats=config.bench.repeats)
+    runs = measure.interleaved(prepared, settings, repeats=repeats)
   shared = {
       'row/sampler': sampler_name(config),
       'row/prompts': pathlib.Path(config.data.prompts).name.split('.')[0],

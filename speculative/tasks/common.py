@@ -5,6 +5,7 @@ import dataclasses
 import pathlib
 
 from absl import logging
+import jax
 from ml_collections import config_dict
 
 from speculative import api
@@ -12,6 +13,7 @@ from speculative import config as config_lib
 from speculative.bench.prompts import Prompt
 from speculative.decoding.engine import DecodeConfig
 from speculative.drafting.config import DrafterConfig
+from speculative.errors import UserError
 from speculative.tasks import results
 
 
@@ -33,13 +35,27 @@ class Prepared:
   batches: Sequence[Sequence[Sequence[int]]]
   workdir: results.Workdir
 
+  def decode_of(self, index: int) -> DecodeConfig:
+    """Returns how to decode a batch.
+
+    The first row of a batch has the config's seed, plus one for every prompt
+    before it: a prompt's seed does not depend on the size of the batches.
+
+    Args:
+      index: of the batch.
+    """
+    first = index * len(self.batches[0])
+    return dataclasses.replace(self.decode, seed=self.decode.seed + first)
+
 
 def prepare(
     config: config_dict.ConfigDict,
     path: pathlib.Path,
     prompts: Sequence[Prompt],
 ) -> Prepared:
-  """Opens the models, encodes the prompts, then reads the weights.
+  """Opens the models, encodes the prompts, reads the weights.
+
+  The workdir comes last: what is wrong leaves none behind.
 
   Args:
     config: of the run.
@@ -50,15 +66,14 @@ def prepare(
     The Prepared run.
 
   Raises:
-    UserError: For anything wrong with config, models or prompts; nothing has
-      been written or read into memory then.
+    UserError: For anything wrong with config, models, prompts or the workdir;
+      nothing has been written then.
   """
   run_config = config_lib.parse(config)
   model = run_config.open_model()
   decode = run_config.decode_for(model)
   ids = [model.encode(p.text, chat_template=p.chat_template) for p in prompts]
   model.check(ids, decode)
-  workdir = results.Workdir(path, config)
   model.load_weights()
   size = run_config.batch_size
   return Prepared(
@@ -66,8 +81,44 @@ def prepare(
       decode=decode,
       prompts=prompts,
       batches=[ids[i : i + size] for i in range(0, len(ids), size)],
-      workdir=workdir,
+      workdir=results.Workdir(path, config),
   )
+
+
+def report_devices() -> None:
+  """Starts jax and logs what it runs on.
+
+  Raises:
+    UserError: If the platform that was asked for is not there.
+  """
+  try:
+    devices = jax.devices()
+  except RuntimeError as error:
+    raise UserError(
+        f'jax found no device ({error}); set JAX_PLATFORMS to a platform that '
+        'is there, for instance cpu.'
+    ) from error
+  logging.info(
+      'jax %s, process %d/%d, %d %s device(s)',
+      jax.__version__,
+      jax.process_index(),
+      jax.process_count(),
+      len(devices),
+      devices[0].device_kind,
+  )
+
+
+def repeats(config: config_dict.ConfigDict) -> int:
+  """Returns how often a batch is timed with each setting.
+
+  Raises:
+    UserError: If that is less than once.
+  """
+  if config.bench.repeats < 1:
+    raise UserError(
+        f'config.bench.repeats needs to be >= 1, got {config.bench.repeats}.'
+    )
+  return config.bench.repeats
 
 
 def plain(drafter: DrafterConfig) -> DrafterConfig:

@@ -62,16 +62,17 @@ def run(
         f'config.generate.compare is {config.generate.compare!r}; it needs to '
         "be 'yes' or 'no'."
     )
+  repeats = common.repeats(config)
   prepared = common.prepare(config, path, _prompts(config))
   model = prepared.model
   common.warm_up(prepared, [model.drafter])
   generations, outputs = [], []
-  for batch in prepared.batches:
+  for index, batch in enumerate(prepared.batches):
     streams = len(prepared.prompts) == 1
     result = model.generate(
         batch,
         on_text=(lambda row, text: say(text)) if streams else None,
-        **_fields(prepared.decode),
+        **_fields(prepared.decode_of(index)),
     )
     if streams:
       say('\n')
@@ -93,8 +94,8 @@ def run(
       ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in outputs),
   )
   found = metrics.decode_metrics(generations) | results.environment(model)
-  if config.generate.compare == 'yes':
-    found |= _compare(prepared, repeats=config.bench.repeats, say=say)
+  if config.generate.compare == 'yes' and not model.drafter.is_plain:
+    found |= _compare(prepared, repeats=repeats, say=say)
   prepared.workdir.metric(found)
   prepared.workdir.finish(found)
   return TaskResult(found)

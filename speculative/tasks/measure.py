@@ -30,10 +30,10 @@ def interleaved(
   Returns:
     For every setting, the run of median decode time of every batch.
   """
-  decode = dataclasses.replace(prepared.decode, rounds_per_call=0)
   medians: list[list[Generation]] = [[] for _ in settings]
   started = time.perf_counter()
-  for done, batch in enumerate(prepared.batches, 1):
+  for index, batch in enumerate(prepared.batches):
+    decode = dataclasses.replace(prepared.decode_of(index), rounds_per_call=0)
     runs: list[list[Generation]] = [[] for _ in settings]
     for _ in range(repeats):
       for i, drafter in enumerate(settings):
@@ -42,10 +42,8 @@ def interleaved(
     for i, of_setting in enumerate(runs):
       medians[i].append(metrics.median_run(of_setting))
     elapsed = time.perf_counter() - started
-    logging.info(
-        '%s',
-        report.progress(done, len(prepared.batches), elapsed, 'batch'),
-    )
+    done = report.progress(index + 1, len(prepared.batches), elapsed, 'batch')
+    logging.info('%s', done)
   return medians
 
 

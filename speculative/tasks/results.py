@@ -1,10 +1,13 @@
 """What every task writes, and how: nothing half-written, keys as documented."""
 
+from collections.abc import Iterator
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import time
 from typing import Any
@@ -14,6 +17,11 @@ import jaxlib
 from ml_collections import config_dict
 
 from speculative import api
+from speculative.errors import UserError
+
+# What an earlier run may have left, which would not belong to this run's
+# config.
+_RESULTS = ('results.json', 'results.md', 'outputs.jsonl')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +37,48 @@ class TaskResult:
   exit_status: int = 0
 
 
+@contextlib.contextmanager
+def _writing(path: pathlib.Path) -> Iterator[None]:
+  """Turns what the file system refuses into the user's error."""
+  try:
+    yield
+  except OSError as error:
+    raise UserError(
+        f'{path} cannot be written ({error.strerror or error}); free some '
+        'space, or name another directory with --workdir.'
+    ) from error
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
-  """Writes a file beside its place and renames it there."""
+  """Writes a file beside its place and renames it there.
+
+  Args:
+    path: of the file.
+    text: all of it.
+
+  Raises:
+    UserError: If it cannot be written; an older file is untouched then.
+  """
   beside = path.with_name(f'.{path.name}.{os.getpid()}')
-  beside.write_text(text, encoding='utf-8')
-  os.replace(beside, path)
+  with _writing(path):
+    try:
+      beside.write_text(text, encoding='utf-8')
+      os.replace(beside, path)
+    finally:
+      beside.unlink(missing_ok=True)
 
 
 def write_json(path: pathlib.Path, value: object) -> None:
-  """Writes indented JSON, whole or not at all."""
-  write_text(path, json.dumps(value, indent=2) + '\n')
+  """Writes indented JSON, whole or not at all.
+
+  Args:
+    path: of the file.
+    value: what JSON can express; NaN is not.
+
+  Raises:
+    UserError: See write_text.
+  """
+  write_text(path, json.dumps(value, indent=2, allow_nan=False) + '\n')
 
 
 class Workdir:
@@ -50,21 +90,35 @@ class Workdir:
     """Makes the directory and writes the resolved config.
 
     Args:
-      path: of the directory.
+      path: of the directory; results of an earlier run in it are removed.
       config: of the run; written with defaults filled in.
+
+    Raises:
+      UserError: If it cannot be made or written; it is not left behind then.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
     self.path = path
     self._metrics = path / 'metrics.jsonl'
     self._started = time.time()
-    write_json(path / 'config.json', config.to_dict())
-    write_text(self._metrics, '')
+    try:
+      with _writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        for name in _RESULTS:
+          (path / name).unlink(missing_ok=True)
+      write_json(path / 'config.json', config.to_dict())
+      write_text(self._metrics, '')
+    except UserError:
+      if is_new:
+        shutil.rmtree(path, ignore_errors=True)
+      raise
 
   def metric(self, values: Mapping[str, Any]) -> None:
     """Appends one line of metrics."""
     row = {'time/elapsed_s': round(time.time() - self._started, 3), **values}
-    with self._metrics.open('a', encoding='utf-8') as file:
-      file.write(json.dumps(row) + '\n')
+    line = json.dumps(row, allow_nan=False) + '\n'
+    with _writing(self._metrics):
+      with self._metrics.open('a', encoding='utf-8') as file:
+        file.write(line)
 
   def finish(self, results: dict[str, Any]) -> None:
     """Writes results.json."""
