@@ -9,6 +9,7 @@ print(result.texts[0], result.generation.tokens_per_round)
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import os
@@ -16,9 +17,10 @@ import os
 from absl import logging
 
 from speculative.checkpoints import pretrained
+from speculative.decoding import config as config_lib
 from speculative.decoding import engine
 from speculative.decoding.autoregressive import Autoregressive
-from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.engine import Generation
 from speculative.decoding.loop import Weights
@@ -32,8 +34,9 @@ from speculative.models import precision as precision_lib
 from speculative.models import transformer
 from speculative.tokenizer import base
 from speculative.tokenizer import chat
-from speculative.tokenizer import detokenizer
+from speculative.tokenizer import text_stream
 
+_DECODE_FIELDS = frozenset(f.name for f in dataclasses.fields(DecodeConfig))
 LAYOUTS = ('unrolled', 'scanned')
 
 
@@ -155,6 +158,7 @@ class LanguageModel:
             num_draft_tokens=drafter.num_draft_tokens,
             vocab_size=self.config.vocab_size,
         ),
+        rule=drafter.rule,
     )
 
   def encode(self, prompt: str, *, chat_template: str = 'auto') -> list[int]:
@@ -202,6 +206,7 @@ class LanguageModel:
       *,
       chat_template: str = 'auto',
       drafter: DrafterConfig | None = None,
+      rows: Sequence[Mapping[str, object]] | None = None,
       on_text: Callable[[int, str], None] | None = None,
       **decode: object,
   ) -> Result:
@@ -211,9 +216,11 @@ class LanguageModel:
       prompts: text, several texts, or several lists of token ids.
       chat_template: see `encode`; token ids are taken as they are.
       drafter: see `engine`.
-      on_text: called with (row, text) as text comes; whole characters only.
-      **decode: fields of `decoding.engine.DecodeConfig`; stop_ids are the
-        tokenizer's own unless given.
+      rows: settings that differ from prompt to prompt, one mapping of
+        DecodeConfig's fields a prompt.
+      on_text: called with (row, text) as text comes: whole characters only,
+        and nothing that may turn out to begin a stop string.
+      **decode: fields of `decoding.config.DecodeConfig` that all prompts share.
 
     Returns:
       The Result.
@@ -224,28 +231,32 @@ class LanguageModel:
     if isinstance(prompts, str):
       prompts = [prompts]
     ids = [self._ids(p, chat_template) for p in prompts]
-    config = self.decode_config(**decode)
-    if on_text is not None and config.rounds_per_call == 0:
-      config = dataclasses.replace(config, rounds_per_call=1)
+    configs = self.decode_configs(len(ids), rows=rows, **decode)
+    self.check(ids, configs)
+    if on_text is not None and configs[0].rounds_per_call == 0:
+      configs = [dataclasses.replace(c, rounds_per_call=1) for c in configs]
     streams = [
-        detokenizer.StreamingDetokenizer(self.tokenizer) for _ in prompts
+        text_stream.TextStream(self.tokenizer, c.stop_strings) for c in configs
     ]
 
-    def on_tokens(row: int, new: list[int]) -> None:
-      if text := streams[row].push(self.known(new)):
+    def say(row: int, text: str) -> None:
+      if text and on_text is not None:
         on_text(row, text)
 
+    def on_tokens(row: int, new: list[int]) -> int | None:
+      stream = streams[row]
+      say(row, stream.push(new))
+      return stream.num_tokens if stream.has_ended else None
+
+    watched = on_text is not None or any(c.stop_strings for c in configs)
     generation = self.engine(drafter).generate(
-        ids, config, on_tokens=on_tokens if on_text else None
+        ids, configs, on_tokens=on_tokens if watched else None
     )
-    if on_text is not None:
-      for row, stream in enumerate(streams):
-        if text := stream.flush():
-          on_text(row, text)
-    return Result(
-        texts=[self.decode(new) for new in generation.token_ids],
-        generation=generation,
-    )
+    for row, stream in enumerate(streams):
+      if not watched:
+        stream.push(generation.token_ids[row])
+      say(row, stream.flush())
+    return Result([stream.text for stream in streams], generation)
 
   def _ids(self, prompt: str | Sequence[int], chat_template: str) -> list[int]:
     if isinstance(prompt, str):
@@ -264,26 +275,81 @@ class LanguageModel:
       )
     return [int(i) for i in prompt]
 
+  def decode_configs(
+      self,
+      num_rows: int,
+      *,
+      rows: Sequence[Mapping[str, object]] | None = None,
+      **decode: object,
+  ) -> list[DecodeConfig]:
+    """Returns a DecodeConfig a row.
+
+    Args:
+      num_rows: B.
+      rows: fields that differ from row to row, one mapping a row; absent where
+        all rows are alike but for seed + row.
+      **decode: fields that all rows share; see `decode_config`.
+
+    Returns:
+      The configs, in the order of the rows.
+
+    Raises:
+      UserError: Naming row and field.
+    """
+    if rows is None:
+      return config_lib.rows_of(self.decode_config(**decode), num_rows)
+    if len(rows) != num_rows:
+      raise UserError(
+          f'{num_rows} prompts need as many rows of settings, got {len(rows)}.'
+      )
+    configs = []
+    for index, row in enumerate(rows):
+      try:
+        configs.append(self.decode_config(**{**decode, **row}))
+      except UserError as error:
+        raise UserError(f'row {index}: {error}') from error
+    return config_lib.rows_of(configs, num_rows)
+
   def decode_config(self, **decode: object) -> DecodeConfig:
-    """Returns a DecodeConfig with this model's stop ids and longest text."""
+    """Returns a DecodeConfig with this model's stop ids and longest text.
+
+    Args:
+      **decode: fields of `decoding.config.DecodeConfig`. stop_ids are the
+        tokenizer's own and max_seq_len what the model was made for, unless
+        given.
+
+    Returns:
+      The config.
+
+    Raises:
+      UserError: If a field is unknown or out of range.
+    """
+    unknown = sorted(set(decode) - _DECODE_FIELDS)
+    if unknown:
+      raise UserError(
+          f'{unknown[0]!r} is no setting of decoding; known: '
+          f'{", ".join(sorted(_DECODE_FIELDS))}.'
+      )
     decode.setdefault('stop_ids', self.tokenizer.eos_ids)
     if not decode.get('max_seq_len'):
       decode['max_seq_len'] = self.max_seq_len
     return DecodeConfig(**decode)
 
   def check(
-      self, prompts: Sequence[Sequence[int]], config: DecodeConfig
+      self,
+      prompts: Sequence[Sequence[int]],
+      configs: Sequence[DecodeConfig],
   ) -> None:
-    """Refuses prompts that cannot be decoded, before weights are read.
+    """Refuses what cannot be decoded, before weights are read.
 
     Args:
       prompts: token ids.
-      config: how to decode.
+      configs: how to decode, one a prompt.
 
     Raises:
-      UserError: As `Engine.start` would.
+      UserError: As `decoding.engine.check`.
     """
-    engine.check(prompts, config)
+    engine.check(prompts, configs, vocab_size=self.config.vocab_size)
 
 
 def open_model(

@@ -9,6 +9,7 @@ import dataclasses
 import jax
 from jax import numpy as jnp
 
+from speculative.decoding import adjust
 from speculative.decoding import loop
 from speculative.decoding import sampling as sampling_lib
 from speculative.decoding import state as state_lib
@@ -59,7 +60,7 @@ class Autoregressive:
     logits_B1V = self.model.logits(weights.target, out.hidden_BTD)
     token_B1 = sampling_lib.draw(
         state.sampling,
-        logits_B1V,
+        state_lib.adjusted(state, logits_B1V, adjust.no_drafts(state.seq_len_B)),
         state_lib.next_positions(state, 1),
         use=sampling_lib.TARGET,
     )

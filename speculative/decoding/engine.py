@@ -14,68 +14,19 @@ import time
 import jax
 import numpy as np
 
+from speculative.decoding import config as config_lib
 from speculative.decoding import loop
 from speculative.decoding import state as state_lib
-from speculative.decoding.logits import Warping
+from speculative.decoding.config import DecodeConfig
 from speculative.decoding.loop import Carry
 from speculative.decoding.loop import Step
 from speculative.decoding.loop import Weights
-from speculative.decoding.sampling import Sampling
 from speculative.errors import UserError
 
-LOG_PROBS = ('none', 'chosen')
 _SMALLEST_BUCKET = 32
 _ALL_ROUNDS = np.iinfo(np.int32).max // 2
-_STOP_ID_BUCKET = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodeConfig:
-  """How tokens are drawn and when a row ends.
-
-  Attributes:
-    max_new_tokens: most tokens a row may add.
-    temperature: 0 is greedy.
-    top_k: tokens kept before drawing; 0 keeps all.
-    top_p: probability kept before drawing, in (0, 1].
-    seed: of the first row; row b of a batch has seed + b.
-    stop_ids: tokens that end a row and are its last.
-    max_seq_len: prompt and new tokens a row may have; longer prompts are
-      refused.
-    rounds_per_call: rounds between two looks at the device while streaming; 0
-      runs to the end in one call.
-    log_probs: 'chosen' records the target's log-probability of every emitted
-      token, 'none' does not.
-  """
-
-  max_new_tokens: int = 128
-  temperature: float = 0.0
-  top_k: int = 0
-  top_p: float = 1.0
-  seed: int = 0
-  stop_ids: tuple[int, ...] = ()
-  max_seq_len: int = 2048
-  rounds_per_call: int = 0
-  log_probs: str = 'none'
-
-  def __post_init__(self) -> None:
-    for name, holds, need in (
-        ('max_new_tokens', self.max_new_tokens >= 1, '>= 1'),
-        ('temperature', self.temperature >= 0, '>= 0 (0 is greedy)'),
-        ('top_k', self.top_k >= 0, '>= 0 (0 keeps all tokens)'),
-        ('top_p', 0 < self.top_p <= 1, 'in (0, 1]'),
-        ('rounds_per_call', self.rounds_per_call >= 0, '>= 0 (0 is no limit)'),
-        (
-            'log_probs',
-            self.log_probs in ('none', 'chosen'),
-            "'none' or 'chosen'",
-        ),
-    ):
-      if not holds:
-        raise UserError(
-            f'{name} needs to be {need}, got {getattr(self, name)!r}; set '
-            f'config.decode.{name}.'
-        )
+# Rounds between two looks at the tokens where the config names no number.
+_ROUNDS_PER_LOOK = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,15 +90,26 @@ def bucket(length: int) -> int:
   return size
 
 
-def check(prompts: Sequence[Sequence[int]], config: DecodeConfig) -> None:
-  """Refuses prompts that cannot be decoded.
+def check(
+    prompts: Sequence[Sequence[int]],
+    rows: Sequence[DecodeConfig],
+    *,
+    vocab_size: int | None = None,
+) -> None:
+  """Refuses prompts and settings that cannot be decoded.
+
+  Args:
+    prompts: token ids of every row.
+    rows: as many configs.
+    vocab_size: V, if the ids of biases are to be checked.
 
   Raises:
-    UserError: If there is none, one is empty, or one is longer than the buffer.
+    UserError: If there is no prompt, one is empty or longer than the buffer, or
+      a bias names an id outside the vocabulary.
   """
   if not prompts:
     raise UserError('at least one prompt is needed, got none.')
-  for row, prompt in enumerate(prompts):
+  for row, (prompt, config) in enumerate(zip(prompts, rows, strict=True)):
     if not prompt:
       raise UserError(
           f'prompt {row} is empty; it needs at least one token, for instance '
@@ -159,9 +121,17 @@ def check(prompts: Sequence[Sequence[int]], config: DecodeConfig) -> None:
           f'{config.max_seq_len} at most {config.max_seq_len - 1} fit; '
           'shorten it or raise config.decode.max_seq_len.'
       )
+    outside = [i for i, _ in config.logit_bias if i >= (vocab_size or i + 1)]
+    if outside:
+      raise UserError(
+          f'row {row}: logit_bias names token id {outside[0]}, but the '
+          f'vocabulary ends at {vocab_size - 1}; leave that id out.'
+      )
 
 
-OnTokens = Callable[[int, list[int]], None]
+# Called with (row, new token ids). Returns None while the row may go on, or how
+# many of its new tokens count, all told, to end it there.
+OnTokens = Callable[[int, list[int]], int | None]
 
 
 class Engine:
@@ -178,13 +148,16 @@ class Engine:
     self.weights = weights
 
   def start(
-      self, prompts: Sequence[Sequence[int]], config: DecodeConfig
+      self,
+      prompts: Sequence[Sequence[int]],
+      config: DecodeConfig | Sequence[DecodeConfig],
   ) -> Carry:
     """Uploads and reads a batch of prompts.
 
     Args:
       prompts: token ids of every row.
-      config: how to decode.
+      config: how to decode: one a row, or one for all, of which row b gets
+        seed + b.
 
     Returns:
       The Carry that `loop.run` takes.
@@ -192,45 +165,37 @@ class Engine:
     Raises:
       UserError: If a prompt is empty or longer than the buffer.
     """
-    check(prompts, config)
+    rows = config_lib.rows_of(config, len(prompts))
+    check(prompts, rows)
     B = len(prompts)
     lens = np.array([len(p) for p in prompts], np.int32)
+    new = np.array([row.max_new_tokens for row in rows], np.int32)
     width = bucket(int(lens.max()))
-    limit = np.minimum(lens + config.max_new_tokens, config.max_seq_len)
-    longest = int(lens.max()) + config.max_new_tokens
     # The cache's bucket follows from the prompt's, so that one prompt bucket
     # has one program.
-    max_seq_len = bucket(
-        max(width + config.max_new_tokens, longest) + loop.slack(self.step)
-    )
+    max_seq_len = bucket(width + int(new.max()) + loop.slack(self.step))
     padded = np.zeros((B, width), np.int32)
     for row, prompt in enumerate(prompts):
       padded[row, : len(prompt)] = prompt
-    num_stop = -(-max(len(config.stop_ids), 1) // _STOP_ID_BUCKET)
-    stop_ids = np.full((B, num_stop * _STOP_ID_BUCKET), -1, np.int32)
-    stop_ids[:, : len(config.stop_ids)] = config.stop_ids
-    # Seeds wrap around at 32 bits.
-    seeds = (config.seed + np.arange(B)) % 2**32
-    sampling = Sampling(
-        warping=Warping(
-            greedy_B=np.full(B, config.temperature == 0),
-            temperature_B=np.full(B, config.temperature or 1.0, np.float32),
-            top_k_B=np.full(B, config.top_k, np.int32),
-            top_p_B=np.full(B, config.top_p, np.float32),
-        ),
-        seed_B=seeds.astype(np.uint32),
-    )
-    arguments = jax.device_put((padded, lens, limit, stop_ids, sampling))
+    arguments = jax.device_put((
+        padded,
+        lens,
+        np.minimum(lens + new, rows[0].max_seq_len),
+        config_lib.padded_ids([row.stop_ids for row in rows]),
+        config_lib.sampling_of(rows),
+    ))
     return loop.prefill(
         self.weights,
         *arguments,
         step=self.step,
         max_seq_len=max_seq_len,
-        log_probs=config.log_probs,
+        log_probs=rows[0].log_probs,
     )
 
   def warm_up(
-      self, prompts: Sequence[Sequence[int]], config: DecodeConfig
+      self,
+      prompts: Sequence[Sequence[int]],
+      config: DecodeConfig | Sequence[DecodeConfig],
   ) -> None:
     """Compiles the programs of these prompts' bucket and runs one round.
 
@@ -238,21 +203,19 @@ class Engine:
       prompts: a batch of the size and bucket to come.
       config: how to decode; only max_new_tokens and log_probs matter.
     """
-    one = dataclasses.replace(config, rounds_per_call=1)
-    carry = self.start(prompts, one)
-    jax.block_until_ready(
-        loop.run(
-            weights=self.weights,
-            carry=carry,
-            num_rounds=jax.device_put(np.int32(1)),
-            step=self.step,
-        )
+    carry = self.start(prompts, config)
+    carry = loop.run(
+        weights=self.weights,
+        carry=carry,
+        num_rounds=jax.device_put(np.int32(1)),
+        step=self.step,
     )
+    jax.block_until_ready(loop.finish(carry=carry, ended_B=carry.state.done_B))
 
   def generate(
       self,
       prompts: Sequence[Sequence[int]],
-      config: DecodeConfig,
+      config: DecodeConfig | Sequence[DecodeConfig],
       *,
       on_tokens: OnTokens | None = None,
   ) -> Generation:
@@ -260,9 +223,11 @@ class Engine:
 
     Args:
       prompts: token ids of every row.
-      config: how to decode.
+      config: how to decode: one a row, or one for all, of which row b gets
+        seed + b.
       on_tokens: called with (row, new token ids) each time the device was
-        looked at, every config.rounds_per_call rounds.
+        looked at, every config.rounds_per_call rounds. It may end the row, for
+        instance at a stop string, and is not called for it again.
 
     Returns:
       The Generation.
@@ -270,12 +235,16 @@ class Engine:
     Raises:
       UserError: If a prompt is empty or longer than the buffer.
     """
-    num_rounds = jax.device_put(np.int32(config.rounds_per_call or _ALL_ROUNDS))
+    first = config_lib.rows_of(config, len(prompts))[0]
+    per_call = first.rounds_per_call or (
+        _ALL_ROUNDS if on_tokens is None else _ROUNDS_PER_LOOK
+    )
     started = time.perf_counter()
     with jax.transfer_guard('disallow'):
+      num_rounds = jax.device_put(np.int32(per_call))
       carry = jax.block_until_ready(self.start(prompts, config))
       read = time.perf_counter()
-      seen = [len(prompt) for prompt in prompts]
+      watch = _Watch([len(p) for p in prompts], on_tokens)
       while True:
         carry = loop.run(
             weights=self.weights,
@@ -285,27 +254,58 @@ class Engine:
         )
         done = jax.device_get(carry.state.done_B)
         if on_tokens is not None:
-          seen = _tell(carry, seen, on_tokens)
+          ended = watch.look(carry)
+          if (ended & ~done).any():
+            done = done | ended
+            carry = loop.finish(carry=carry, ended_B=jax.device_put(ended))
         if done.all():
           break
-      ended = time.perf_counter()
-      return _collect(carry, prefill_s=read - started, decode_s=ended - read)
+      ended_s = time.perf_counter()
+      return _collect(
+          carry,
+          kept=watch.kept,
+          prefill_s=read - started,
+          decode_s=ended_s - read,
+      )
 
 
-def _tell(carry: Carry, seen: list[int], on_tokens: OnTokens) -> list[int]:
-  """Hands over the tokens that are new since `seen`."""
-  tokens, lens = jax.device_get((carry.state.tokens_BS, carry.state.seq_len_B))
-  for row, (before, now) in enumerate(zip(seen, lens, strict=True)):
-    if now > before:
-      on_tokens(row, tokens[row, before:now].tolist())
-  return lens.tolist()
+class _Watch:
+  """Hands new tokens over as they come and remembers where rows were cut."""
+
+  def __init__(
+      self, prompt_lens: Sequence[int], on_tokens: OnTokens | None
+  ) -> None:
+    self._seen = np.array(prompt_lens)
+    self._on_tokens = on_tokens
+    # New tokens that count, of rows that the host ended.
+    self.kept: dict[int, int] = {}
+
+  def look(self, carry: Carry) -> np.ndarray:
+    """Looks at the rows' new tokens; returns which rows the host has ended."""
+    tokens, lens = jax.device_get(
+        (carry.state.tokens_BS, carry.state.seq_len_B)
+    )
+    for row, (before, now) in enumerate(zip(self._seen, lens, strict=True)):
+      if now > before and row not in self.kept:
+        keep = self._on_tokens(row, tokens[row, before:now].tolist())
+        if keep is not None:
+          self.kept[row] = keep
+    self._seen = lens
+    return np.array([row in self.kept for row in range(len(lens))])
 
 
-def _collect(carry: Carry, *, prefill_s: float, decode_s: float) -> Generation:
-  """Fetches what a finished batch produced."""
+def _collect(
+    carry: Carry, *, kept: dict[int, int], prefill_s: float, decode_s: float
+) -> Generation:
+  """Fetches what a finished batch produced, cut where the host ended rows."""
   state = carry.state.replace(cache=None)
   state = jax.device_get(state)
-  spans = list(zip(state.prompt_len_B, state.seq_len_B, strict=True))
+  spans = [
+      (start, start + kept.get(row, end - start))
+      for row, (start, end) in enumerate(
+          zip(state.prompt_len_B, state.seq_len_B, strict=True)
+      )
+  ]
   log_probs = None
   if state.log_probs_BS.shape[1]:
     log_probs = [
@@ -317,7 +317,10 @@ def _collect(carry: Carry, *, prefill_s: float, decode_s: float) -> Generation:
           state.tokens_BS[row, start:end].tolist()
           for row, (start, end) in enumerate(spans)
       ],
-      reasons=[state_lib.REASONS[reason] for reason in state.reason_B],
+      reasons=[
+          state_lib.REASONS[state_lib.STOP_ID if row in kept else reason]
+          for row, reason in enumerate(state.reason_B)
+      ],
       log_probs=log_probs,
       num_rounds=int(state.num_rounds),
       rounds=state.counters.rounds_B,

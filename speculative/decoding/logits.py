@@ -1,7 +1,7 @@
 """The one warping of logits, for target, draft and plain decoding alike.
 
-Order of operations: temperature, then top-k, then top-p over what top-k left,
-renormalised. Both cut by a threshold on the value, so tokens that tie with the
+Order of operations: temperature, then min-p, then top-k, then top-p over what
+those left, renormalised. Top-k and top-p cut by a threshold on the value, so tokens that tie with the
 last one kept are kept too, whatever their ids; the cut does not depend on how
 a sort breaks ties.
 """
@@ -22,12 +22,15 @@ class Warping:
     greedy_B: bool; such a row's law is one-hot at its likeliest token and its
       other fields are not looked at.
     temperature_B: float32 > 0 where not greedy.
+    min_p_B: float32 in [0, 1]; tokens less likely than this times the
+      likeliest are cut; 0 keeps all.
     top_k_B: int32, tokens kept; 0 keeps all.
     top_p_B: float32 in (0, 1], probability kept; 1 keeps all.
   """
 
   greedy_B: jax.Array
   temperature_B: jax.Array
+  min_p_B: jax.Array
   top_k_B: jax.Array
   top_p_B: jax.Array
 
@@ -70,6 +73,14 @@ def _keep_heaviest(
   return bits_BTV >= low_BT[..., None]
 
 
+def _cut_min_p(logits_BTV: jax.Array, min_p_B: jax.Array) -> jax.Array:
+  # p >= min_p max(p) in logits; log 0 is minus infinity and keeps all.
+  floor_BT1 = logits_BTV.max(axis=-1, keepdims=True) + jnp.log(
+      min_p_B[:, None, None]
+  )
+  return jnp.where(logits_BTV >= floor_BT1, logits_BTV, -jnp.inf)
+
+
 def _cut_top_k(logits_BTV: jax.Array, top_k_B: jax.Array) -> jax.Array:
   V = logits_BTV.shape[-1]
   need_B = jnp.where(top_k_B > 0, jnp.minimum(top_k_B, V), V)
@@ -94,7 +105,7 @@ def warp_logits(warping: Warping, logits_BTV: jax.Array) -> jax.Array:
 
   Args:
     warping: what to do to each row.
-    logits_BTV: float32, raw logits of the model.
+    logits_BTV: float32, as `adjust.adjust_logits` returned them.
 
   Returns:
     float32 [B, T, V]; tokens that cannot be drawn are minus infinity. For a
@@ -102,11 +113,18 @@ def warp_logits(warping: Warping, logits_BTV: jax.Array) -> jax.Array:
     minus infinity.
   """
   greedy_B11 = warping.greedy_B[:, None, None]
+  min_p_B = jnp.where(warping.greedy_B, 0.0, warping.min_p_B)
   top_k_B = jnp.where(warping.greedy_B, 0, warping.top_k_B)
   top_p_B = jnp.where(warping.greedy_B, 1.0, warping.top_p_B)
   temperature_B = jnp.where(warping.greedy_B, 1.0, warping.temperature_B)
 
   warped_BTV = logits_BTV / temperature_B[:, None, None]
+  warped_BTV = jax.lax.cond(
+      jnp.any(min_p_B > 0),
+      lambda x: _cut_min_p(x, min_p_B),
+      lambda x: x,
+      warped_BTV,
+  )
   warped_BTV = jax.lax.cond(
       jnp.any(top_k_B > 0),
       lambda x: _cut_top_k(x, top_k_B),

@@ -206,6 +206,23 @@ def run(
   return jax.lax.while_loop(running, lambda c: step(weights, c), carry)
 
 
+@functools.partial(jax.jit, donate_argnames=('carry',))
+def finish(*, carry: Carry, ended_B: jax.Array) -> Carry:
+  """Marks rows as done that the host has ended.
+
+  Donates `carry`.
+
+  Args:
+    carry: between two calls of `run`.
+    ended_B: bool.
+
+  Returns:
+    The Carry; those rows emit nothing any more.
+  """
+  done_B = carry.state.done_B | ended_B
+  return carry.replace(state=carry.state.replace(done_B=done_B))
+
+
 def log_probs_of(
     state: DecodeState, logits_BTV: jax.Array, tokens_BT: jax.Array
 ) -> jax.Array | None:

@@ -11,6 +11,7 @@ import jax
 from jax import numpy as jnp
 
 from speculative.decoding import logits as logits_lib
+from speculative.decoding.adjust import Adjustment
 from speculative.decoding.logits import Warping
 
 _BLOCK = 256  # about the square root of a vocabulary
@@ -27,10 +28,12 @@ class Sampling:
   """How every row draws its tokens; traced, so changing it compiles nothing.
 
   Attributes:
-    warping: greedy flag, temperature, top-k and top-p of every row.
+    adjustment: bias, minimum length and penalties of every row.
+    warping: greedy flag, temperature, min-p, top-k and top-p of every row.
     seed_B: uint32.
   """
 
+  adjustment: Adjustment
   warping: Warping
   seed_B: jax.Array
 
@@ -114,11 +117,11 @@ def draw(
     *,
     use: int,
 ) -> jax.Array:
-  """Draws the token of every position from its warped logits.
+  """Draws the token of every position from its adjusted logits, warped.
 
   Args:
     sampling: how.
-    logits_BTV: float32, raw.
+    logits_BTV: float32, adjusted.
     positions_BT: int32, index in the text of the token drawn from row t.
     use: which use of the key this is.
 

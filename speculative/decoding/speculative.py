@@ -5,6 +5,7 @@ import dataclasses
 import jax
 from jax import numpy as jnp
 
+from speculative.decoding import adjust
 from speculative.decoding import loop
 from speculative.decoding import state as state_lib
 from speculative.decoding import verify
@@ -47,10 +48,12 @@ class Speculative:
   Attributes:
     model: the target.
     drafter: proposes the tokens.
+    rule: how sampled drafts are verified, one of `verify.RULES`.
   """
 
   model: Model
   drafter: Drafter
+  rule: str = 'token'
 
   @property
   def num_draft_tokens(self) -> int:
@@ -98,11 +101,14 @@ class Speculative:
       logits_BTV = self.model.logits(weights.target, out.hidden_BTD)
       verdict = verify.verify_chain(
           state.sampling,
-          logits_BTV,
+          state_lib.adjusted(
+              state, logits_BTV, adjust.chain_drafts(proposal.tokens_BM)
+          ),
           state_lib.next_positions(state, self.num_draft_tokens + 1),
           draft_tokens_BJ=proposal.tokens_BM,
           valid_BJ=proposal.valid_BM,
           draft_probs_BJV=proposal.probs_BPV,
+          rule=self.rule,
       )
 
     # ---- commit ----

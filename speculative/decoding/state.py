@@ -4,6 +4,8 @@ import flax.struct
 import jax
 from jax import numpy as jnp
 
+from speculative.decoding import adjust
+from speculative.decoding.adjust import Drafts
 from speculative.decoding.sampling import Sampling
 from speculative.models import kv_cache
 from speculative.models.kv_cache import KVCache
@@ -73,6 +75,21 @@ def last_token(state: DecodeState) -> jax.Array:
   """Returns [B, 1] the last committed token of every row."""
   return jnp.take_along_axis(
       state.tokens_BS, state.seq_len_B[:, None] - 1, axis=1
+  )
+
+
+def adjusted(
+    state: DecodeState, logits_BTV: jax.Array, drafts: Drafts
+) -> jax.Array:
+  """Applies the rows' bias, minimum length and penalties to raw logits."""
+  text = adjust.Text(
+      tokens_BS=state.tokens_BS,
+      seq_len_B=state.seq_len_B,
+      prompt_len_B=state.prompt_len_B,
+      stop_ids_BE=state.stop_ids_BE,
+  )
+  return adjust.adjust_logits(
+      state.sampling.adjustment, text, drafts, logits_BTV
   )
 
 

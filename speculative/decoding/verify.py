@@ -2,7 +2,8 @@
 
 Implements the rejection rule of Leviathan et al. (arXiv:2211.17192, Alg. 1) and
 Chen et al. (arXiv:2302.01318, Alg. 2). We write p for the target and q for the
-draft, as the former paper does; the latter swaps the two letters.
+draft, as the former paper does; the latter swaps the two letters. Block verification, which decides the chain as a
+whole, is that of Sun et al. (arXiv:2403.10444, Alg. 2).
 
 A deterministic draft (q one-hot at x) is the same rule in other clothes: keep x
 with probability p(x), else draw from p without x. Drawing y from p and keeping
@@ -17,6 +18,9 @@ from jax import numpy as jnp
 from speculative.decoding import logits as logits_lib
 from speculative.decoding import sampling as sampling_lib
 from speculative.decoding.sampling import Sampling
+
+
+RULES = ('token', 'block')
 
 
 @flax.struct.dataclass
@@ -101,6 +105,85 @@ def residual(p_BV: jax.Array, q_BV: jax.Array) -> jax.Array:
   )
 
 
+def token_acceptance(
+    u_BJ: jax.Array, p_BJ: jax.Array, q_BJ: jax.Array, valid_BJ: jax.Array
+) -> jax.Array:
+  """Counts tokens kept one by one until the first refusal.
+
+  Args:
+    u_BJ: float32, uniform in [0, 1).
+    p_BJ: target's probability of every drafted token.
+    q_BJ: draft's.
+    valid_BJ: bool.
+
+  Returns:
+    int32 [B].
+  """
+  return _leading(valid_BJ & acceptance(u_BJ, p_BJ, q_BJ))
+
+
+def block_weights(
+    p_BJ: jax.Array, q_BJ: jax.Array, valid_BJ: jax.Array
+) -> jax.Array:
+  """Returns [B, J + 1] w_i = min(1, w_(i-1) p_i / q_i), w_0 = 1.
+
+  The p_i of Sun et al., Algorithm 2; a token the draft cannot have drawn, and
+  whatever follows an invalid one, has weight 0.
+  """
+  ratio_BJ = jnp.where(
+      valid_BJ & (q_BJ > 0), p_BJ / jnp.where(q_BJ > 0, q_BJ, 1), 0.0
+  )
+
+  def step(weight_B, ratio_B):
+    weight_B = jnp.minimum(weight_B * ratio_B, 1.0)
+    return weight_B, weight_B
+
+  one_B = jnp.ones_like(p_BJ[:, 0])
+  _, weights_JB = jax.lax.scan(step, one_B, ratio_BJ.swapaxes(0, 1))
+  return jnp.concatenate([one_B[None], weights_JB]).swapaxes(0, 1)
+
+
+def block_acceptance(
+    u_BJ: jax.Array,
+    weights_BT: jax.Array,
+    valid_BJ: jax.Array,
+    draft_probs_BJV: jax.Array,
+    target_probs_BTV: jax.Array,
+) -> jax.Array:
+  """Counts tokens kept by block verification (arXiv:2403.10444, Alg. 2).
+
+  The longest prefix i is kept whose own test u_i < h_i succeeds, where h_n =
+  w_n for the whole draft of n tokens and, before its end,
+
+    h_i = s_i / (s_i + 1 - w_i),  s_i = sum_x max(0, w_i p_(i+1) - q_(i+1)).
+
+  Args:
+    u_BJ: float32, uniform in [0, 1).
+    weights_BT: as `block_weights` returns them.
+    valid_BJ: bool.
+    draft_probs_BJV: q.
+    target_probs_BTV: p, T = J + 1.
+
+  Returns:
+    int32 [B].
+  """
+  J = u_BJ.shape[1]
+  num_valid_B1 = _leading(valid_BJ)[:, None]
+  length_J = jnp.arange(1, J + 1, dtype=jnp.int32)[None, :]
+  w_BJ = weights_BT[:, 1:]
+  # Row i of p and q is the law after i drafted tokens; the last has no q.
+  excess_BJV = w_BJ[:, :-1, None] * target_probs_BTV[:, 1:J] - (
+      draft_probs_BJV[:, 1:]
+  )
+  s_BJ = jnp.pad(jnp.maximum(excess_BJV, 0).sum(axis=-1), ((0, 0), (0, 1)))
+  mass_BJ = s_BJ + 1 - w_BJ
+  # No mass: w = 1 and p = q, so that the next token is kept whatever this says.
+  h_BJ = jnp.where(mass_BJ > 0, s_BJ / jnp.where(mass_BJ > 0, mass_BJ, 1), 1.0)
+  h_BJ = jnp.where(length_J == num_valid_B1, w_BJ, h_BJ)
+  kept_BJ = (u_BJ < h_BJ) & (length_J <= num_valid_B1)
+  return jnp.max(jnp.where(kept_BJ, length_J, 0), axis=-1)
+
+
 def reject_and_resample(
     sampling: Sampling,
     positions_BT: jax.Array,
@@ -109,13 +192,15 @@ def reject_and_resample(
     valid_BJ: jax.Array,
     draft_probs_BJV: jax.Array,
     target_probs_BTV: jax.Array,
+    rule: str = 'token',
 ) -> Verdict:
-  """Applies the lossless acceptance test to one sampled chain a row.
+  """Applies a lossless acceptance test to one sampled chain a row.
 
-  Token j is kept with probability min(1, p_j(x_j) / q_j(x_j)) if all before it
-  were. The first rejected position is redrawn from the residual
-  max(0, p_j - q_j), normalised. Then each emitted token is distributed as if it
-  had been drawn from p alone.
+  Rule 'token': token j is kept with probability min(1, p_j(x_j) / q_j(x_j)) if
+  all before it were; the first refused position is redrawn from the residual
+  max(0, p_j - q_j), normalised. Rule 'block': see `block_acceptance`; the
+  residual is max(0, w p - q), and no fewer tokens are kept in expectation.
+  Either way each emitted token is distributed as if drawn from p alone.
 
   Args:
     sampling: gives the seeds.
@@ -125,6 +210,7 @@ def reject_and_resample(
       there is drawn from p.
     draft_probs_BJV: float32, q, the very law each token was drawn from.
     target_probs_BTV: float32, p, with T = J + 1 and the same warping.
+    rule: 'token' or 'block'.
 
   Returns:
     The Verdict.
@@ -145,16 +231,50 @@ def reject_and_resample(
       sampling.seed_B, positions_BT[:, :J], sampling_lib.ACCEPT
   )
   u_BJ = sampling_lib.uniform(accept_keys_BJ)
-  kept_BJ = valid_BJ & acceptance(u_BJ, p_BJ, q_BJ)
-  num_accepted_B = _leading(kept_BJ)
+  if rule == 'block':
+    weights_BT = block_weights(p_BJ, q_BJ, valid_BJ)
+    num_accepted_B = block_acceptance(
+        u_BJ, weights_BT, valid_BJ, draft_probs_BJV, target_probs_BTV
+    )
+  else:
+    weights_BT = jnp.ones_like(positions_BT, jnp.float32)
+    num_accepted_B = token_acceptance(u_BJ, p_BJ, q_BJ, valid_BJ)
+  next_token_B = _resample(
+      sampling,
+      positions_BT,
+      num_accepted_B=num_accepted_B,
+      refused_B=num_accepted_B < _leading(valid_BJ),
+      weights_BT=weights_BT,
+      draft_probs_BJV=draft_probs_BJV,
+      target_probs_BTV=target_probs_BTV,
+  )
+  return _verdict(num_accepted_B, valid_BJ, next_token_B)
 
-  # Only the position after the last kept token needs a draw: from the residual
-  # if a drafted token was refused there, from p if there was none.
-  refused_B = num_accepted_B < _leading(valid_BJ)
+
+def _resample(
+    sampling: Sampling,
+    positions_BT: jax.Array,
+    *,
+    num_accepted_B: jax.Array,
+    refused_B: jax.Array,
+    weights_BT: jax.Array,
+    draft_probs_BJV: jax.Array,
+    target_probs_BTV: jax.Array,
+) -> jax.Array:
+  """Draws the token after the last one kept.
+
+  From the residual where a drafted token was refused there, from p where there
+  was none: the bonus token, drawn with plain decoding's own key.
+  """
+  J = draft_probs_BJV.shape[1]
   at_B = jnp.minimum(num_accepted_B, J - 1)
   p_BV = _take(target_probs_BTV, num_accepted_B)
-  q_BV = jnp.where(refused_B[:, None], _take(draft_probs_BJV, at_B), 0.0)
-  law_BV = jnp.where(refused_B[:, None], residual(p_BV, q_BV), p_BV)
+  weighted_BV = _take(weights_BT, num_accepted_B)[:, None] * p_BV
+  law_BV = jnp.where(
+      refused_B[:, None],
+      residual(weighted_BV, _take(draft_probs_BJV, at_B)),
+      p_BV,
+  )
   position_B1 = _take(positions_BT, num_accepted_B)[:, None]
   draw_keys_B1 = jnp.where(
       refused_B[:, None],
@@ -164,7 +284,7 @@ def reject_and_resample(
   next_token_B1 = sampling_lib.categorical(
       sampling_lib.uniform(draw_keys_B1), law_BV[:, None, :]
   )
-  return _verdict(num_accepted_B, valid_BJ, next_token_B1[:, 0])
+  return next_token_B1[:, 0]
 
 
 def verify_chain(
@@ -175,18 +295,20 @@ def verify_chain(
     draft_tokens_BJ: jax.Array,
     valid_BJ: jax.Array,
     draft_probs_BJV: jax.Array | None,
+    rule: str = 'token',
 ) -> Verdict:
   """Decides a drafted chain, whatever the drafter and the rows' samplers.
 
   Args:
     sampling: of every row; the target's logits are warped here, by the same
       function as everywhere.
-    target_logits_BTV: float32, raw, T = J + 1.
+    target_logits_BTV: float32, adjusted, T = J + 1.
     positions_BT: int32, index in the text of the token row t decides.
     draft_tokens_BJ: int32.
     valid_BJ: bool.
     draft_probs_BJV: q of a sampled draft, already warped; None for a
       deterministic one.
+    rule: 'token' or 'block', for sampled drafts.
 
   Returns:
     The Verdict. Deterministic drafts and greedy rows: token for token what
@@ -210,6 +332,7 @@ def verify_chain(
         target_probs_BTV=logits_lib.warp_probs(
             sampling.warping, target_logits_BTV
         ),
+        rule=rule,
     )
 
   if draft_probs_BJV is None or draft_tokens_BJ.shape[1] == 0:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from speculative.decoding import verify
 from speculative.errors import UserError
 
 KINDS = ('none', 'lookup', 'lm')
@@ -20,6 +21,7 @@ class DrafterConfig:
     num_draft_tokens: J, tokens drafted a round; 0 is plain decoding.
     max_ngram: for 'lookup', longest match looked for.
     min_ngram: for 'lookup', shortest match that drafts.
+    rule: how sampled drafts are verified, 'token' by token or as a 'block'.
   """
 
   kind: str = 'none'
@@ -28,12 +30,18 @@ class DrafterConfig:
   num_draft_tokens: int = 4
   max_ngram: int = 4
   min_ngram: int = 1
+  rule: str = 'token'
 
   def __post_init__(self) -> None:
     if self.kind not in KINDS:
       raise UserError(
           f'config.drafter.kind is {self.kind!r}; it needs to be one of '
           f'{", ".join(KINDS)}.'
+      )
+    if self.rule not in verify.RULES:
+      raise UserError(
+          f'config.decode.verification is {self.rule!r}; it needs to be one of '
+          f'{", ".join(verify.RULES)}.'
       )
     if self.num_draft_tokens < 0:
       raise UserError(

@@ -15,8 +15,10 @@ import jax
 from jax import numpy as jnp
 
 from speculative.decoding import drafter as drafter_lib
+from speculative.decoding import adjust
 from speculative.decoding import logits as logits_lib
 from speculative.decoding import sampling as sampling_lib
+from speculative.decoding import state as state_lib
 from speculative.decoding.drafter import Proposal
 from speculative.decoding.loop import Model
 from speculative.decoding.sampling import Sampling
@@ -40,7 +42,7 @@ def draw_with_law(
 
   Args:
     sampling: the rows' own, so that the draft is warped as the target is.
-    logits_BV: float32, raw logits of the draft.
+    logits_BV: float32, adjusted logits of the draft.
     position_B: int32, index in the text of the drafted token.
 
   Returns:
@@ -116,6 +118,25 @@ class Lm:
       return logits_BV[:, : self.vocab_size]
     return jnp.pad(logits_BV, ((0, 0), (0, extra)), constant_values=-jnp.inf)
 
+  def _draw(
+      self,
+      params: Any,
+      state: DecodeState,
+      hidden_B1D: jax.Array,
+      tokens_BJ: jax.Array,
+      j: jax.Array | int,
+  ) -> tuple[jax.Array, jax.Array]:
+    """Draws drafted token j after tokens[:j], and returns its law."""
+    before_1J = (jnp.arange(self.num_draft_tokens) < j)[None, :]
+    logits_B1V = state_lib.adjusted(
+        state,
+        self._logits(params, hidden_B1D)[:, None, :],
+        adjust.Drafts(tokens_BJ, before_1J),
+    )
+    return draw_with_law(
+        state.sampling, logits_B1V[:, 0], state.seq_len_B + j
+    )
+
   def propose(
       self, params: Any, drafter_state: LmState, state: DecodeState
   ) -> tuple[Proposal, LmState]:
@@ -134,24 +155,26 @@ class Lm:
     last_B11 = (state.seq_len_B - 1 - start_B)[:, None, None]
     hidden_B1D = jnp.take_along_axis(out.hidden_BTD, last_B11, axis=1)
     cache = kv_cache.rollback(out.cache, state.seq_len_B)
-    token_B, law_BV = draw_with_law(
-        state.sampling, self._logits(params, hidden_B1D), state.seq_len_B
-    )
+    J = self.num_draft_tokens
+    tokens_BJ = jnp.zeros((state.seq_len_B.shape[0], J), jnp.int32)
+    first_B, law_BV = self._draw(params, state, hidden_B1D, tokens_BJ, 0)
+    tokens_BJ = tokens_BJ.at[:, 0].set(first_B)
 
-    def step(carry, _):
-      token_B, cache = carry
-      out = self.model.forward(params, token_B[:, None], cache)
-      token_B, law_BV = draw_with_law(
-          state.sampling,
-          self._logits(params, out.hidden_BTD),
-          out.cache.len_B,
+    def step(carry, j):
+      tokens_BJ, cache = carry
+      last_B1 = jax.lax.dynamic_slice_in_dim(tokens_BJ, j - 1, 1, axis=1)
+      out = self.model.forward(params, last_B1, cache)
+      token_B, law_BV = self._draw(
+          params, state, out.hidden_BTD, tokens_BJ, j
       )
-      return (token_B, out.cache), (token_B, law_BV)
+      tokens_BJ = jax.lax.dynamic_update_slice_in_dim(
+          tokens_BJ, token_B[:, None], j, axis=1
+      )
+      return (tokens_BJ, out.cache), law_BV
 
-    (_, cache), (tokens_JB, laws_JBV) = jax.lax.scan(
-        step, (token_B, cache), length=self.num_draft_tokens - 1
+    (tokens_BJ, cache), laws_JBV = jax.lax.scan(
+        step, (tokens_BJ, cache), jnp.arange(1, J, dtype=jnp.int32)
     )
-    tokens_BJ = jnp.concatenate([token_B[None], tokens_JB]).swapaxes(0, 1)
     laws_BJV = jnp.concatenate([law_BV[None], laws_JBV]).swapaxes(0, 1)
     valid_BJ = drafter_lib.within_budget(state, self.num_draft_tokens)
     return drafter_lib.chain(tokens_BJ, valid_BJ, laws_BJV), LmState(

@@ -1,0 +1,192 @@
+"""How one row is decoded, as a user says it, and as the device takes it."""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+
+import numpy as np
+
+from speculative.decoding.adjust import Adjustment
+from speculative.decoding.logits import Warping
+from speculative.decoding.sampling import Sampling
+from speculative.errors import UserError
+
+LOG_PROBS = ('none', 'chosen')
+# Id lists are padded to a multiple of this, so that their length compiles
+# nothing new within it.
+_ID_BUCKET = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig:
+  """How the tokens of one row are drawn and when it ends.
+
+  Names and rules are those of vLLM and OpenAI's interface; the order of
+  operations is that of `adjust.adjust_logits` and then `logits.warp_logits`.
+  Fields marked (batch) have to be the same for all rows of a batch.
+
+  Attributes:
+    max_new_tokens: most tokens the row may add.
+    min_new_tokens: tokens it adds before a stop id may end it.
+    temperature: 0 is greedy.
+    top_k: tokens kept before drawing; 0 keeps all.
+    top_p: probability kept before drawing, in (0, 1].
+    min_p: tokens less likely than this times the likeliest are cut; 0 keeps
+      all.
+    repetition_penalty: divides positive and multiplies negative logits of
+      tokens in prompt or output; 1 is off.
+    presence_penalty: taken off the logits of tokens in the output, in [-2, 2].
+    frequency_penalty: taken off once for every occurrence, in [-2, 2].
+    logit_bias: (token id, added to its logit) pairs.
+    seed: of the row.
+    stop_ids: tokens that end the row and are its last.
+    stop_strings: texts that end the row; its text is cut before them.
+    max_seq_len: (batch) prompt and new tokens a row may have; longer prompts
+      are refused.
+    rounds_per_call: (batch) rounds between two looks at the device while
+      streaming; 0 runs to the end in one call.
+    log_probs: (batch) 'chosen' records the target's log-probability of every
+      emitted token, before any adjustment; 'none' does not.
+  """
+
+  max_new_tokens: int = 128
+  min_new_tokens: int = 0
+  temperature: float = 0.0
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
+  repetition_penalty: float = 1.0
+  presence_penalty: float = 0.0
+  frequency_penalty: float = 0.0
+  logit_bias: tuple[tuple[int, float], ...] = ()
+  seed: int = 0
+  stop_ids: tuple[int, ...] = ()
+  stop_strings: tuple[str, ...] = ()
+  max_seq_len: int = 2048
+  rounds_per_call: int = 0
+  log_probs: str = 'none'
+
+  def __post_init__(self) -> None:
+    penalty = 'in [-2, 2] (0 is off)'
+    for name, holds, need in (
+        ('max_new_tokens', self.max_new_tokens >= 1, '>= 1'),
+        (
+            'min_new_tokens',
+            0 <= self.min_new_tokens <= self.max_new_tokens,
+            f'in [0, max_new_tokens={self.max_new_tokens}]',
+        ),
+        (
+            'temperature',
+            0 <= self.temperature < math.inf,
+            '>= 0 (0 is greedy)',
+        ),
+        ('top_k', self.top_k >= 0, '>= 0 (0 keeps all tokens)'),
+        ('top_p', 0 < self.top_p <= 1, 'in (0, 1]'),
+        ('min_p', 0 <= self.min_p <= 1, 'in [0, 1] (0 keeps all tokens)'),
+        (
+            'repetition_penalty',
+            0 < self.repetition_penalty < math.inf,
+            '> 0 (1 is off)',
+        ),
+        ('presence_penalty', -2 <= self.presence_penalty <= 2, penalty),
+        ('frequency_penalty', -2 <= self.frequency_penalty <= 2, penalty),
+        (
+            'logit_bias',
+            all(i >= 0 and math.isfinite(b) for i, b in self.logit_bias),
+            'pairs of a token id >= 0 and a finite number',
+        ),
+        (
+            'stop_ids',
+            all(isinstance(i, (int, np.integer)) for i in self.stop_ids),
+            'token ids',
+        ),
+        (
+            'stop_strings',
+            all(isinstance(s, str) and s for s in self.stop_strings),
+            'texts that are not empty',
+        ),
+        ('rounds_per_call', self.rounds_per_call >= 0, '>= 0 (0 is no limit)'),
+        ('log_probs', self.log_probs in LOG_PROBS, ' or '.join(LOG_PROBS)),
+    ):
+      if not holds:
+        raise UserError(
+            f'{name} needs to be {need}, got {getattr(self, name)!r}; set '
+            f'config.decode.{name}.'
+        )
+
+
+def rows_of(
+    config: DecodeConfig | Sequence[DecodeConfig], num_rows: int
+) -> list[DecodeConfig]:
+  """Returns a config a row.
+
+  Args:
+    config: one for all rows, of which row b gets seed + b, or one a row.
+    num_rows: B.
+
+  Raises:
+    UserError: If there are not as many as rows, or they differ in a field that
+      is the batch's.
+  """
+  if isinstance(config, DecodeConfig):
+    return [
+        dataclasses.replace(config, seed=config.seed + row)
+        for row in range(num_rows)
+    ]
+  rows = list(config)
+  if len(rows) != num_rows:
+    raise UserError(
+        f'{num_rows} prompts need as many decode configs, got {len(rows)}.'
+    )
+  for name in ('max_seq_len', 'rounds_per_call', 'log_probs'):
+    found = {getattr(row, name) for row in rows}
+    if len(found) > 1:
+      raise UserError(
+          f'{name} needs to be the same for all rows of a batch, got '
+          f'{sorted(found)}.'
+      )
+  return rows
+
+
+def padded_ids(lists: Sequence[Sequence[int]]) -> np.ndarray:
+  """Returns int32 [B, E]: id lists padded with -1 to a common bucket."""
+  longest = max(max(map(len, lists)), 1)
+  width = -(-longest // _ID_BUCKET) * _ID_BUCKET
+  ids = np.full((len(lists), width), -1, np.int32)
+  for row, values in enumerate(lists):
+    ids[row, : len(values)] = values
+  return ids
+
+
+def sampling_of(rows: Sequence[DecodeConfig]) -> Sampling:
+  """Returns the arrays of a batch, still on the host."""
+
+  def column(name: str, dtype: type) -> np.ndarray:
+    return np.array([getattr(row, name) for row in rows], dtype)
+
+  bias_ids = padded_ids([[i for i, _ in row.logit_bias] for row in rows])
+  bias = np.zeros(bias_ids.shape, np.float32)
+  for b, row in enumerate(rows):
+    bias[b, : len(row.logit_bias)] = [value for _, value in row.logit_bias]
+  temperature = column('temperature', np.float32)
+  return Sampling(
+      adjustment=Adjustment(
+          repetition_B=column('repetition_penalty', np.float32),
+          presence_B=column('presence_penalty', np.float32),
+          frequency_B=column('frequency_penalty', np.float32),
+          bias_ids_BE=bias_ids,
+          bias_BE=bias,
+          min_new_tokens_B=column('min_new_tokens', np.int32),
+      ),
+      warping=Warping(
+          greedy_B=temperature == 0,
+          temperature_B=np.where(temperature == 0, 1, temperature).astype(
+              np.float32
+          ),
+          min_p_B=column('min_p', np.float32),
+          top_k_B=column('top_k', np.int32),
+          top_p_B=column('top_p', np.float32),
+      ),
+      # Seeds wrap around at 32 bits.
+      seed_B=np.array([row.seed % 2**32 for row in rows], np.uint32),
+  )
