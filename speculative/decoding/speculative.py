@@ -1,5 +1,6 @@
 """The speculative round: draft, verify, commit, all on the device."""
 
+from collections.abc import Callable
 import dataclasses
 
 import jax
@@ -49,11 +50,13 @@ class Speculative:
     model: the target.
     drafter: proposes the tokens.
     rule: how sampled drafts are verified, one of `verify.RULES`.
+    verifier: what decides; replaced only to show that a wrong one is caught.
   """
 
   model: Model
   drafter: Drafter
   rule: str = 'token'
+  verifier: Callable[..., Verdict] = verify.verify_chain
 
   @property
   def num_draft_tokens(self) -> int:
@@ -99,7 +102,7 @@ class Speculative:
           features=self.features,
       )
       logits_BTV = self.model.logits(weights.target, out.hidden_BTD)
-      verdict = verify.verify_chain(
+      verdict = self.verifier(
           state.sampling,
           state_lib.adjusted(
               state, logits_BTV, adjust.chain_drafts(proposal.tokens_BM)

@@ -47,15 +47,16 @@ def _take(x_BT: jax.Array, index_B: jax.Array) -> jax.Array:
   return jnp.take_along_axis(x_BT, index, axis=1)[:, 0]
 
 
-def _leading(kept_BJ: jax.Array) -> jax.Array:
+def num_leading(kept_BJ: jax.Array) -> jax.Array:
   """Counts how many positions are kept before the first that is not."""
   return jnp.cumprod(kept_BJ.astype(jnp.int32), axis=-1).sum(axis=-1)
 
 
-def _verdict(
+def verdict_of(
     num_accepted_B: jax.Array, valid_BJ: jax.Array, next_token_B: jax.Array
 ) -> Verdict:
-  num_valid_B = _leading(valid_BJ)
+  """Returns the Verdict of a chain of which a number is kept."""
+  num_valid_B = num_leading(valid_BJ)
   return Verdict(
       num_accepted_B=num_accepted_B,
       num_tested_B=jnp.minimum(num_accepted_B + 1, num_valid_B),
@@ -79,8 +80,8 @@ def match_draws(
   """
   J = draft_tokens_BJ.shape[1]
   kept_BJ = valid_BJ & (draft_tokens_BJ == draws_BT[:, :J])
-  num_accepted_B = _leading(kept_BJ)
-  return _verdict(num_accepted_B, valid_BJ, _take(draws_BT, num_accepted_B))
+  num_accepted_B = num_leading(kept_BJ)
+  return verdict_of(num_accepted_B, valid_BJ, _take(draws_BT, num_accepted_B))
 
 
 def acceptance(u_BJ: jax.Array, p_BJ: jax.Array, q_BJ: jax.Array) -> jax.Array:
@@ -119,7 +120,7 @@ def token_acceptance(
   Returns:
     int32 [B].
   """
-  return _leading(valid_BJ & acceptance(u_BJ, p_BJ, q_BJ))
+  return num_leading(valid_BJ & acceptance(u_BJ, p_BJ, q_BJ))
 
 
 def block_weights(
@@ -168,7 +169,7 @@ def block_acceptance(
     int32 [B].
   """
   J = u_BJ.shape[1]
-  num_valid_B1 = _leading(valid_BJ)[:, None]
+  num_valid_B1 = num_leading(valid_BJ)[:, None]
   length_J = jnp.arange(1, J + 1, dtype=jnp.int32)[None, :]
   w_BJ = weights_BT[:, 1:]
   # Row i of p and q is the law after i drafted tokens; the last has no q.
@@ -239,19 +240,19 @@ def reject_and_resample(
   else:
     weights_BT = jnp.ones_like(positions_BT, jnp.float32)
     num_accepted_B = token_acceptance(u_BJ, p_BJ, q_BJ, valid_BJ)
-  next_token_B = _resample(
+  next_token_B = resample(
       sampling,
       positions_BT,
       num_accepted_B=num_accepted_B,
-      refused_B=num_accepted_B < _leading(valid_BJ),
+      refused_B=num_accepted_B < num_leading(valid_BJ),
       weights_BT=weights_BT,
       draft_probs_BJV=draft_probs_BJV,
       target_probs_BTV=target_probs_BTV,
   )
-  return _verdict(num_accepted_B, valid_BJ, next_token_B)
+  return verdict_of(num_accepted_B, valid_BJ, next_token_B)
 
 
-def _resample(
+def resample(
     sampling: Sampling,
     positions_BT: jax.Array,
     *,
@@ -265,6 +266,18 @@ def _resample(
 
   From the residual where a drafted token was refused there, from p where there
   was none: the bonus token, drawn with plain decoding's own key.
+
+  Args:
+    sampling: gives the seeds.
+    positions_BT: int32, index in the text of the token row t decides.
+    num_accepted_B: int32, tokens kept.
+    refused_B: bool, whether the token after them was drafted and refused.
+    weights_BT: float32 w of `block_weights`; ones for the rule 'token'.
+    draft_probs_BJV: float32, q.
+    target_probs_BTV: float32, p.
+
+  Returns:
+    int32 [B].
   """
   J = draft_probs_BJV.shape[1]
   at_B = jnp.minimum(num_accepted_B, J - 1)

@@ -1,0 +1,204 @@
+"""Verifiers that are wrong on purpose, to show that `verify` can fail.
+
+Each makes a mistake that published implementations have made; none is reachable
+but through `config.verify.fault`.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+
+from speculative.decoding import logits as logits_lib
+from speculative.decoding import sampling as sampling_lib
+from speculative.decoding import verify
+from speculative.decoding.drafter import Drafter
+from speculative.decoding.drafter import Proposal
+from speculative.decoding.sampling import Sampling
+from speculative.decoding.speculative import Speculative
+from speculative.decoding.state import DecodeState
+from speculative.decoding.verify import Verdict
+
+
+def _reject(
+    sampling: Sampling,
+    positions_BT: jax.Array,
+    target_probs_BTV: jax.Array,
+    *,
+    draft_tokens_BJ: jax.Array,
+    valid_BJ: jax.Array,
+    draft_probs_BJV: jax.Array | None,
+    accept_use: int,
+) -> Verdict:
+  """The right rule, but with p and the key of the acceptance as given."""
+  V = target_probs_BTV.shape[-1]
+  if draft_probs_BJV is None:
+    draft_probs_BJV = jax.nn.one_hot(draft_tokens_BJ, V, dtype=jnp.float32)
+  J = draft_tokens_BJ.shape[1]
+  tokens_BJ1 = draft_tokens_BJ[..., None]
+  q_BJ = jnp.take_along_axis(draft_probs_BJV, tokens_BJ1, axis=-1)[..., 0]
+  p_BJ = jnp.take_along_axis(target_probs_BTV[:, :J], tokens_BJ1, -1)[..., 0]
+  u_BJ = sampling_lib.uniform(
+      sampling_lib.keys(sampling.seed_B, positions_BT[:, :J], accept_use)
+  )
+  num_accepted_B = verify.token_acceptance(u_BJ, p_BJ, q_BJ, valid_BJ)
+  next_token_B = verify.resample(
+      sampling,
+      positions_BT,
+      num_accepted_B=num_accepted_B,
+      refused_B=num_accepted_B < verify.num_leading(valid_BJ),
+      weights_BT=jnp.ones_like(positions_BT, jnp.float32),
+      draft_probs_BJV=draft_probs_BJV,
+      target_probs_BTV=target_probs_BTV,
+  )
+  return verify.verdict_of(num_accepted_B, valid_BJ, next_token_B)
+
+
+def independent_row_draws(
+    sampling: Sampling,
+    logits_BTV: jax.Array,
+    positions_BT: jax.Array,
+    *,
+    draft_tokens_BJ: jax.Array,
+    valid_BJ: jax.Array,
+    **unused: Any,
+) -> Verdict:
+  """Throws the refused draw away and draws again: favours the draft."""
+  del unused
+  test_BT, emit_BT = (
+      sampling_lib.draw(sampling, logits_BTV, positions_BT, use=use)
+      for use in (sampling_lib.ACCEPT, sampling_lib.TARGET)
+  )
+  verdict = verify.match_draws(draft_tokens_BJ, valid_BJ, test_BT)
+  again_B1 = jnp.take_along_axis(
+      emit_BT, verdict.num_accepted_B[:, None], axis=1
+  )
+  return verdict.replace(next_token_B=again_B1[:, 0])
+
+
+def reused_key(
+    sampling: Sampling,
+    logits_BTV: jax.Array,
+    positions_BT: jax.Array,
+    *,
+    rule: str,
+    **drafted: Any,
+) -> Verdict:
+  """Tests a drafted token with the very number that drew it."""
+  del rule
+  probs_BTV = logits_lib.warp_probs(sampling.warping, logits_BTV)
+  return _reject(
+      sampling,
+      positions_BT,
+      probs_BTV,
+      accept_use=sampling_lib.DRAFT,
+      **drafted,
+  )
+
+
+def unrenormalised_top_p(
+    sampling: Sampling,
+    logits_BTV: jax.Array,
+    positions_BT: jax.Array,
+    *,
+    rule: str,
+    **drafted: Any,
+) -> Verdict:
+  """Cuts the target's law and leaves it without a sum of one."""
+  del rule
+  warping = sampling.warping
+  warped_BTV = logits_lib.warp_logits(warping, logits_BTV)
+  whole_BTV = jax.nn.softmax(
+      logits_BTV / warping.temperature_B[:, None, None], axis=-1
+  )
+  cut_BTV = jnp.where(jnp.isfinite(warped_BTV), whole_BTV, 0)
+  return _reject(
+      sampling,
+      positions_BT,
+      cut_BTV,
+      accept_use=sampling_lib.ACCEPT,
+      **drafted,
+  )
+
+
+def warp_order(
+    sampling: Sampling,
+    logits_BTV: jax.Array,
+    positions_BT: jax.Array,
+    **drafted: Any,
+) -> Verdict:
+  """Cuts before it divides by the temperature, on the target's side only."""
+  warping = sampling.warping
+  cut_BTV = logits_lib.warp_logits(
+      warping.replace(temperature_B=jnp.ones_like(warping.temperature_B)),
+      logits_BTV,
+  )
+  off = warping.replace(
+      min_p_B=jnp.zeros_like(warping.min_p_B),
+      top_k_B=jnp.zeros_like(warping.top_k_B),
+      top_p_B=jnp.ones_like(warping.top_p_B),
+  )
+  return verify.verify_chain(
+      sampling.replace(warping=off), cut_BTV, positions_BT, **drafted
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftQForArgmax:
+  """Drafts the likeliest token but says that it was drawn.
+
+  Attributes:
+    inner: a drafter that samples.
+  """
+
+  inner: Drafter
+
+  @property
+  def num_draft_tokens(self) -> int:
+    """J."""
+    return self.inner.num_draft_tokens
+
+  @property
+  def features(self) -> tuple[int, ...]:
+    """As the inner drafter's."""
+    return self.inner.features
+
+  def init(self, params, state, features, *, prompt_width):
+    """Starts the inner drafter."""
+    return self.inner.init(params, state, features, prompt_width=prompt_width)
+
+  def propose(
+      self, params: Any, drafter_state: Any, state: DecodeState
+  ) -> tuple[Proposal, Any]:
+    """Replaces every drafted token by the likeliest of its law."""
+    proposal, drafter_state = self.inner.propose(params, drafter_state, state)
+    best_BM = jnp.argmax(proposal.probs_BPV, axis=-1).astype(jnp.int32)
+    return proposal.replace(tokens_BM=best_BM), drafter_state
+
+  def commit(self, params, drafter_state, state, verdict, features):
+    """Commits to the inner drafter."""
+    return self.inner.commit(params, drafter_state, state, verdict, features)
+
+
+_VERIFIERS = {
+    'independent_row_draws': independent_row_draws,
+    'reused_key': reused_key,
+    'unrenormalised_top_p': unrenormalised_top_p,
+    'warp_order': warp_order,
+}
+FAULTS = (*_VERIFIERS, 'soft_q_for_argmax')
+# These need a draft that samples.
+NEED_SAMPLED_DRAFT = ('reused_key', 'soft_q_for_argmax')
+
+
+def inject(step: Speculative, fault: str) -> Speculative:
+  """Returns the round with one fault.
+
+  Args:
+    step: a right one.
+    fault: one of FAULTS.
+  """
+  if fault == 'soft_q_for_argmax':
+    return dataclasses.replace(step, drafter=SoftQForArgmax(step.drafter))
+  return dataclasses.replace(step, verifier=_VERIFIERS[fault])
