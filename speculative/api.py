@@ -32,6 +32,7 @@ from speculative.errors import UserError
 from speculative.models import params as params_lib
 from speculative.models import precision as precision_lib
 from speculative.models import transformer
+from speculative.models.config import TransformerConfig
 from speculative.tokenizer import base
 from speculative.tokenizer import chat
 from speculative.tokenizer import text_stream
@@ -90,16 +91,30 @@ class LanguageModel:
   def load_weights(self) -> Weights:
     """Reads the weights of target and draft, once."""
     if self._weights is None:
-      self._weights = Weights(
-          target=self._load(self._target, self.precision, self._layers),
-          drafter=self._draft
-          and self._load(
-              self._draft,
-              precision_lib.choose(self._drafter.dtype),
-              'unrolled',
-          ),
-      )
+      target = self._load(self._target, self.precision, self._layers)
+      self._weights = Weights(target=target, drafter=self._load_draft(target))
     return self._weights
+
+  def _load_draft(self, target: params_lib.Params) -> params_lib.Params | None:
+    if self._draft is None:
+      return None
+    params = target
+    if not self._drafter.shares_target:
+      params = self._load(self._draft, self._draft_precision, 'unrolled')
+    num_layers = self._draft_config.num_layers
+    return {**params, 'layers': params['layers'][:num_layers]}
+
+  @property
+  def _draft_precision(self) -> precision_lib.Precision:
+    if self._drafter.shares_target:
+      return self.precision
+    return precision_lib.choose(self._drafter.dtype)
+
+  @property
+  def _draft_config(self) -> TransformerConfig:
+    config = self._draft.config
+    num_layers = self._drafter.num_layers or config.num_layers
+    return dataclasses.replace(config, num_layers=num_layers)
 
   def _load(
       self,
@@ -148,9 +163,7 @@ class LanguageModel:
           f'the draft model {drafter.model!r} is not loaded; name it when the '
           'model is loaded.'
       )
-    draft = transformer.Transformer(
-        self._draft.config, precision_lib.choose(drafter.dtype)
-    )
+    draft = transformer.Transformer(self._draft_config, self._draft_precision)
     return Speculative(
         target,
         lm.Lm(
@@ -352,6 +365,32 @@ class LanguageModel:
     engine.check(prompts, configs, vocab_size=self.config.vocab_size)
 
 
+def _check_draft(
+    target: pretrained.Pretrained,
+    draft: pretrained.Pretrained,
+    drafter: DrafterConfig,
+    layers: str,
+) -> None:
+  """Refuses a draft model that cannot draft for the target."""
+  if draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
+    raise UserError(
+        f'the draft {drafter.model!r} has another tokenizer '
+        f'({draft.tokenizer.vocab_size} tokens) than the target '
+        f'{target.reference!r} ({target.tokenizer.vocab_size} tokens); both '
+        'need the same one, choose a draft of the same family.'
+    )
+  if drafter.num_layers > draft.config.num_layers:
+    raise UserError(
+        f'config.drafter.num_layers is {drafter.num_layers}, but '
+        f'{draft.reference} has {draft.config.num_layers} layers; lower it.'
+    )
+  if drafter.shares_target and layers != 'unrolled':
+    raise UserError(
+        "a draft made of the target's layers needs them unrolled; set "
+        "config.target.layers to 'unrolled'."
+    )
+
+
 def open_model(
     target: str,
     *,
@@ -387,14 +426,10 @@ def open_model(
   opened = pretrained.open_pretrained(target, cache_dir=cache_dir)
   draft = None
   if drafter.kind == 'lm':
-    draft = pretrained.open_pretrained(drafter.model, cache_dir=cache_dir)
-    if draft.tokenizer.fingerprint != opened.tokenizer.fingerprint:
-      raise UserError(
-          f'the draft {drafter.model!r} has another tokenizer '
-          f'({draft.tokenizer.vocab_size} tokens) than the target {target!r} '
-          f'({opened.tokenizer.vocab_size} tokens); both need the same one, '
-          'choose a draft of the same family.'
-      )
+    draft = opened
+    if not drafter.shares_target:
+      draft = pretrained.open_pretrained(drafter.model, cache_dir=cache_dir)
+    _check_draft(opened, draft, drafter, layers)
   return LanguageModel(
       opened, draft, dtype=dtype, layers=layers, drafter=drafter
   )

@@ -16,8 +16,11 @@ class DrafterConfig:
 
   Attributes:
     kind: 'none' (plain decoding), 'lookup' or 'lm'.
-    model: reference of the draft model; for 'lm' only.
-    dtype: of the draft model, as `models.precision.choose` takes it.
+    model: reference of the draft model, for 'lm' only; 'target' drafts with
+      the first num_layers layers of the target itself, sharing its weights.
+    num_layers: layers of the draft model that are used; 0 is all.
+    dtype: of the draft model, as `models.precision.choose` takes it; a draft
+      that shares the target's weights has the target's.
     num_draft_tokens: J, tokens drafted a round; 0 is plain decoding.
     max_ngram: for 'lookup', longest match looked for.
     min_ngram: for 'lookup', shortest match that drafts.
@@ -26,6 +29,7 @@ class DrafterConfig:
 
   kind: str = 'none'
   model: str = ''
+  num_layers: int = 0
   dtype: str = 'auto'
   num_draft_tokens: int = 4
   max_ngram: int = 4
@@ -48,6 +52,11 @@ class DrafterConfig:
           'num_draft_tokens needs to be >= 0, got '
           f'{self.num_draft_tokens}; set config.decode.num_draft_tokens.'
       )
+    if self.num_layers < 0:
+      raise UserError(
+          f'config.drafter.num_layers is {self.num_layers}; it needs to be >= '
+          '0 (0 is all layers).'
+      )
     if self.kind == 'lm' and not self.model:
       raise UserError(
           "config.drafter.kind is 'lm' and needs a draft model; set "
@@ -64,6 +73,11 @@ class DrafterConfig:
           f'{self.min_ngram}, max_ngram={self.max_ngram}; set '
           'config.drafter.min_ngram and config.drafter.max_ngram.'
       )
+
+  @property
+  def shares_target(self) -> bool:
+    """Whether the draft is made of the target's own layers."""
+    return self.kind == 'lm' and self.model == 'target'
 
   @property
   def is_plain(self) -> bool:
