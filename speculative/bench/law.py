@@ -59,6 +59,16 @@ class LawTest:
     return self.impossible == 0 and self.p_value >= false_alarm_rate
 
 
+def _unending(config: DecodeConfig) -> DecodeConfig:
+  """Returns settings whose rows have two new tokens, whatever they are."""
+  if config.min_new_tokens >= 2:
+    # The stop ids are ruled out long enough, and that is part of the law.
+    return dataclasses.replace(config, min_new_tokens=2, stop_strings=())
+  return dataclasses.replace(
+      config, min_new_tokens=0, stop_ids=(), stop_strings=()
+  )
+
+
 @functools.partial(jax.jit, static_argnames=('step',))
 def _first_law(weights: Weights, carry: Carry, step: Autoregressive):
   """Returns the law [B, V] of every row's next token, by a plain pass."""
@@ -92,7 +102,7 @@ def next_laws(
   """
 
   def laws(prompts: list[list[int]], num_new: int) -> np.ndarray:
-    carry = plain.start(prompts, [config] * len(prompts))
+    carry = plain.start(prompts, [_unending(config)] * len(prompts))
     # The prompt's length stays the same: the tokens after it are output.
     state = carry.state.replace(
         prompt_len_B=carry.state.prompt_len_B - num_new
@@ -141,13 +151,11 @@ def draw_pairs(
     int32 [num_batches, num_rows, 2].
   """
   rows = [config] if isinstance(config, DecodeConfig) else list(config)
+  # Room for a whole draft, so that the budget shortens no chain.
+  room = 2 + engine.step.num_draft_tokens
   rows = [
       dataclasses.replace(
-          rows[i % len(rows)],
-          # Room for a whole draft, so that the budget shortens no chain.
-          max_new_tokens=2 + engine.step.num_draft_tokens,
-          stop_ids=(),
-          stop_strings=(),
+          _unending(rows[i % len(rows)]), max_new_tokens=room
       )
       for i in range(num_rows)
   ]

@@ -1,0 +1,237 @@
+"""The cases of task `verify`: what is decoded, and what each has to show.
+
+A case is a drafter, a rule of verification and a sampler. Its rows that promise
+tokens (greedy ones, and all rows of a deterministic drafter) are compared with
+plain decoding; its rows that draw are tested for the target's law.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import itertools
+
+from speculative import api
+from speculative.bench import compare
+from speculative.bench import law
+from speculative.bench.compare import Divergence
+from speculative.bench.law import LawTest
+from speculative.decoding.config import DecodeConfig
+from speculative.decoding.engine import Engine
+from speculative.drafting.config import DrafterConfig
+from speculative.testing import faults
+
+_SINGLE = {
+    'greedy': {'temperature': 0.0},
+    'T1': {'temperature': 1.0},
+    'T0.7_p0.9': {'temperature': 0.7, 'top_p': 0.9},
+    'T0.8_k40_m0.05': {'temperature': 0.8, 'top_k': 40, 'min_p': 0.05},
+    'penalties': {
+        'temperature': 0.9,
+        'repetition_penalty': 1.2,
+        'presence_penalty': 0.5,
+        'frequency_penalty': 0.3,
+        'logit_bias': ((5, 2.0), (12, -3.0)),
+        'min_new_tokens': 3,
+    },
+}
+# A sampler is a list of row settings; a batch goes through it row by row.
+SAMPLERS = {name: (row,) for name, row in _SINGLE.items()}
+SAMPLERS['mixed'] = tuple(_SINGLE.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One combination to verify.
+
+  Attributes:
+    drafter: with its rule.
+    sampler: name in SAMPLERS, or 'config' for the config's own settings.
+    rows: decode settings, one a kind of row.
+  """
+
+  drafter: DrafterConfig
+  sampler: str
+  rows: tuple[DecodeConfig, ...]
+
+  @property
+  def name(self) -> str:
+    """For instance 'lm block T1'."""
+    rule = '' if self.drafter.is_deterministic else f' {self.drafter.rule}'
+    return f'{self.drafter.kind}{rule} {self.sampler}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+  """How much is decoded to verify a case.
+
+  Attributes:
+    num_samples: sequences drawn a kind of row for the test of the law.
+    num_rows: of them at once.
+    false_alarm_rate: of one law test.
+  """
+
+  num_samples: int
+  num_rows: int
+  false_alarm_rate: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What a case has shown.
+
+  Attributes:
+    case: which.
+    num_equal: rows that promise tokens and kept them.
+    divergences: of those that did not.
+    laws: one test a kind of row that draws.
+    tokens_per_round: of the rows compared.
+    passed: whether nothing stands against the case.
+  """
+
+  case: Case
+  num_equal: int
+  divergences: tuple[Divergence, ...]
+  laws: tuple[LawTest, ...]
+  tokens_per_round: float
+  passed: bool
+
+
+def cases(
+    samplers: Sequence[str],
+    drafters: Sequence[DrafterConfig],
+    decode: DecodeConfig,
+) -> list[Case]:
+  """Returns every combination of drafter and sampler.
+
+  Args:
+    samplers: names in SAMPLERS, or 'config' for the settings of `decode`.
+    drafters: with their rules.
+    decode: what the samplers leave open.
+  """
+
+  def rows(sampler: str) -> tuple[DecodeConfig, ...]:
+    if sampler == 'config':
+      return (decode,)
+    plain = {f.name: f.default for f in dataclasses.fields(DecodeConfig)}
+    return tuple(
+        dataclasses.replace(
+            decode, **{k: row.get(k, plain[k]) for k in _SETTINGS}
+        )
+        for row in SAMPLERS[sampler]
+    )
+
+  return [
+      Case(drafter, sampler, rows(sampler))
+      for drafter, sampler in itertools.product(drafters, samplers)
+  ]
+
+
+# What a sampler decides; the rest is the config's.
+_SETTINGS = sorted({key for row in _SINGLE.values() for key in row})
+
+
+def run_case(
+    model: api.LanguageModel,
+    case: Case,
+    prompts: Sequence[Sequence[int]],
+    budget: Budget,
+    *,
+    plain: Engine,
+    fault: str,
+) -> Outcome:
+  """Verifies one case.
+
+  Args:
+    model: with its weights loaded.
+    case: which.
+    prompts: token ids; all are compared, the first is sampled from.
+    budget: how much is decoded.
+    plain: engine of plain decoding.
+    fault: a deliberate fault of `testing.faults`, or ''.
+
+  Returns:
+    The Outcome.
+  """
+  engine = model.engine(case.drafter)
+  if fault:
+    engine = Engine(faults.inject(engine.step, fault), engine.weights)
+  num_equal, divergences, tokens_per_round = _compare(
+      case, prompts, plain=plain, engine=engine
+  )
+  laws = _test_laws(case, prompts[0], budget, plain=plain, engine=engine)
+  return Outcome(
+      case=case,
+      num_equal=num_equal,
+      divergences=tuple(divergences),
+      laws=tuple(laws),
+      tokens_per_round=tokens_per_round,
+      passed=not divergences
+      and all(test.passes(budget.false_alarm_rate) for test in laws),
+  )
+
+
+def _compare(
+    case: Case,
+    prompts: Sequence[Sequence[int]],
+    *,
+    plain: Engine,
+    engine: Engine,
+) -> tuple[int, list[Divergence], float]:
+  """Sets the rows that promise tokens beside plain decoding."""
+  num_rows = max(len(prompts), len(case.rows))
+  ids = [prompts[i % len(prompts)] for i in range(num_rows)]
+  rows = [
+      dataclasses.replace(
+          case.rows[i % len(case.rows)], seed=case.rows[0].seed + i
+      )
+      for i in range(num_rows)
+  ]
+  expected = plain.generate(ids, rows)
+  found = engine.generate(ids, rows)
+  num_equal, divergences = 0, []
+  for i, row in enumerate(rows):
+    if row.temperature > 0 and not case.drafter.is_deterministic:
+      continue
+    divergence = compare.divergence(
+        plain.step.model,
+        plain.weights.target,
+        prompt=i % len(prompts),
+        prompt_ids=ids[i],
+        plain=expected.token_ids[i],
+        other=found.token_ids[i],
+    )
+    if divergence is None:
+      num_equal += 1
+    else:
+      divergences.append(divergence)
+  return num_equal, divergences, found.tokens_per_round
+
+
+def _test_laws(
+    case: Case,
+    prompt: Sequence[int],
+    budget: Budget,
+    *,
+    plain: Engine,
+    engine: Engine,
+) -> list[LawTest]:
+  """Tests the law of every kind of row that draws."""
+  kinds = len(case.rows)
+  if all(row.temperature == 0 for row in case.rows):
+    return []
+  # As many of every kind, all kinds side by side in one batch.
+  num_rows = max(budget.num_rows // kinds, 1) * kinds
+  num_batches = -(-budget.num_samples * kinds // num_rows)
+  pairs = law.draw_pairs(
+      engine, prompt, case.rows, num_rows=num_rows, num_batches=num_batches
+  )
+  return [
+      law.test_pairs(
+          plain,
+          prompt,
+          row,
+          pairs[:, kind::kinds].reshape(-1, 2),
+          false_alarm_rate=budget.false_alarm_rate,
+      )
+      for kind, row in enumerate(case.rows)
+      if row.temperature > 0
+  ]
