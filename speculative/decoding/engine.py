@@ -196,13 +196,12 @@ class Engine:
     B = len(prompts)
     lens = np.array([len(p) for p in prompts], np.int32)
     width = bucket(int(lens.max()))
-    limit = np.minimum(lens + config.max_new_tokens, config.max_seq_len)
-    longest = int(lens.max()) + config.max_new_tokens
+    most_new = min(config.max_new_tokens, config.max_seq_len)
+    limit = np.minimum(lens + most_new, config.max_seq_len)
     # The cache's bucket follows from the prompt's, so that one prompt bucket
-    # has one program.
-    max_seq_len = bucket(
-        max(width + config.max_new_tokens, longest) + loop.slack(self.step)
-    )
+    # has one program; a large budget does not make it longer than texts get.
+    longest = min(width + most_new, max(width, config.max_seq_len))
+    max_seq_len = bucket(longest + loop.slack(self.step))
     padded = np.zeros((B, width), np.int32)
     for row, prompt in enumerate(prompts):
       padded[row, : len(prompt)] = prompt
