@@ -68,4 +68,5 @@ def get_config() -> config_dict.ConfigDict:
   config.bench.repeats = 3
   # Draft lengths to measure; empty measures decode.num_draft_tokens.
   config.bench.num_draft_tokens = (0,)
-  return config
+  # A misspelt field of a config file shall be an error too.
+  return config.lock()

@@ -3,8 +3,9 @@
 Started by bench_vs_transformers.sh. Contestants are ours and the peer's, each
 in one or more dtypes, all loaded before the first measurement. They take turns
 prompt by prompt, in an order that rotates, and only one computes at a time: the
-CPU time that the others used while waiting is measured and reported. The first
-turn at every prompt is warm-up (compilation, caches) and is not counted.
+CPU time that the others used while waiting is measured and reported, and so is
+that of the rest of the machine, which should be idle too. The first turn at
+every prompt is warm-up (compilation, caches) and is not counted.
 
 Every contestant gets the same prompt ids and emits exactly as many tokens; the
 end-of-text token is a token like any other. Rates are medians over prompts and
@@ -58,8 +59,9 @@ class Turn:
     num_passes: forward passes within decode_s.
     prefill_s: to read the prompt.
     decode_s: from there to the last token.
-    idle_share: CPU time of all waiting processes over this run's time; NaN
+    idle_share: CPU time of the waiting contestants over this run's time; NaN
       where the system does not tell.
+    foreign_share: the same of everything else on the machine.
   """
 
   token_ids: list[int]
@@ -67,6 +69,7 @@ class Turn:
   prefill_s: float
   decode_s: float
   idle_share: float = float('nan')
+  foreign_share: float = float('nan')
 
 
 class Peer:
@@ -154,6 +157,36 @@ def cpu_s(pids: set[int]) -> float:
   return ticks / os.sysconf('SC_CLK_TCK')
 
 
+def machine_cpu_s() -> float:
+  """Returns the CPU time the whole machine has used or had stolen."""
+  try:
+    line, _, _ = pathlib.Path('/proc/stat').read_text().partition('\n')
+  except OSError:
+    return float('nan')
+  user, nice, system, _, _, irq, softirq, steal = map(int, line.split()[1:9])
+  busy = user + nice + system + irq + softirq + steal
+  return busy / os.sysconf('SC_CLK_TCK')
+
+
+def run_turn(
+    contestants: list[Peer | Ours], index: int, ids: list[int], num_tokens: int
+) -> Turn:
+  """Lets one contestant compute and watches everyone else."""
+  everyone = {c.pid for c in contestants}
+  waiting = everyone - {contestants[index].pid}
+  before = machine_cpu_s(), cpu_s(everyone), cpu_s(waiting), time.perf_counter()
+  turn = contestants[index].generate(ids, num_tokens)
+  after = machine_cpu_s(), cpu_s(everyone), cpu_s(waiting), time.perf_counter()
+  machine, ours, idle, elapsed = (
+      b - a for a, b in zip(before, after, strict=True)
+  )
+  return dataclasses.replace(
+      turn,
+      idle_share=idle / elapsed,
+      foreign_share=max(machine - ours, 0.0) / elapsed,
+  )
+
+
 def read_prompts(path: pathlib.Path | None, limit: int) -> list[str]:
   """Returns the `prompt` of each line of a .jsonl or .jsonl.gz file."""
   if path is None:
@@ -168,20 +201,15 @@ def take_turns(
     contestants: list[Peer | Ours],
     prompts: list[list[int]],
     args: argparse.Namespace,
-) -> Iterator[tuple[int, int, int, Turn]]:
-  """Yields (contestant, repeat, prompt, turn); repeat 0 is the warm-up."""
+) -> Iterator[tuple[int, int, Turn]]:
+  """Yields (contestant, repeat, turn); repeat 0 is the warm-up."""
   num = len(contestants)
   for repeat in range(args.repeats + 1):
     for i, ids in enumerate(prompts):
       for step in range(num):
         index = (step + repeat + i) % num
-        waiting = {c.pid for c in contestants} - {contestants[index].pid}
-        idle_s, started = -cpu_s(waiting), time.perf_counter()
-        turn = contestants[index].generate(ids, args.max_new_tokens)
-        elapsed_s = time.perf_counter() - started
-        idle_s += cpu_s(waiting)
-        yield index, repeat, i, dataclasses.replace(
-            turn, idle_share=idle_s / elapsed_s
+        yield index, repeat, run_turn(
+            contestants, index, ids, args.max_new_tokens
         )
       print(
           f'\rrepeat {repeat}/{args.repeats} (0 is warm-up), prompt '
@@ -209,6 +237,7 @@ def summarise(
       'decode/tokens_per_s_with_prefill': statistics.median(whole),
       'time/prefill_s': statistics.median(t.prefill_s for t in turns),
       'time/idle_share_max': max(t.idle_share for t in turns),
+      'time/foreign_share': statistics.median(t.foreign_share for t in turns),
       **{f'env/{name}': v for name, v in contestant.versions.items()},
   }
 
@@ -261,9 +290,10 @@ def markdown(rows: list[dict], report: dict) -> str:
       f'interleaved; {report["env/hardware"]}, {report["env/threads"]} '
       'threads; '
       + ', '.join(f'{name} {v}' for name, v in sorted(versions.items()))
-      + f', Python {platform.python_version()}; {report["env/date"]}. Waiting '
-      'processes used at most '
-      f'{max(row["time/idle_share_max"] for row in rows):.1%} of a core.',
+      + f', Python {platform.python_version()}; {report["env/date"]}. Share of '
+      'a core used by waiting contestants: at most '
+      f'{max(row["time/idle_share_max"] for row in rows):.1%}; by the rest of '
+      f'the machine: {max(row["time/foreign_share"] for row in rows):.0%}.',
   ]
   return '\n'.join(lines)
 
@@ -312,7 +342,7 @@ def main() -> None:
   contestants = [Ours(dtype, checkpoint.path) for dtype in args.ours]
   contestants += [Peer(dtype, checkpoint.path, args) for dtype in args.peer]
   counted = [[] for _ in contestants]
-  for index, repeat, _, turn in take_turns(contestants, prompts, args):
+  for index, repeat, turn in take_turns(contestants, prompts, args):
     assert len(turn.token_ids) == args.max_new_tokens, contestants[index].name
     if repeat:
       counted[index].append(turn)

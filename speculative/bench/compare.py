@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 
-from jax import numpy as jnp
+import jax
 import numpy as np
 
 from speculative.decoding import engine as engine_lib
@@ -42,13 +43,26 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
 def _logits_after(
     model: transformer.Transformer, params: Params, ids: Sequence[int]
 ) -> np.ndarray:
-  width = engine_lib.bucket(len(ids))
-  tokens_1T = np.zeros((1, width), np.int32)
+  tokens_1T = np.zeros((1, engine_lib.bucket(len(ids))), np.int32)
   tokens_1T[0, : len(ids)] = ids
-  cache = model.init_cache(1, width + model.slack)
-  out = model.forward(params, jnp.asarray(tokens_1T), cache)
-  last_11D = out.hidden_BTD[:, len(ids) - 1 : len(ids)]
-  return np.asarray(model.logits(params, last_11D))[0, 0]
+  return np.asarray(
+      _logits_at(params, tokens_1T, np.int32(len(ids) - 1), model=model)
+  )
+
+
+# Compiled once a bucket: op by op, a large model takes seconds a call.
+@functools.partial(jax.jit, static_argnames='model')
+def _logits_at(
+    params: Params,
+    tokens_1T: jax.Array,
+    index: jax.Array,
+    *,
+    model: transformer.Transformer,
+) -> jax.Array:
+  cache = model.init_cache(1, tokens_1T.shape[1] + model.slack)
+  out = model.forward(params, tokens_1T, cache)
+  last_11D = jax.lax.dynamic_slice_in_dim(out.hidden_BTD, index, 1, axis=1)
+  return model.logits(params, last_11D)[0, 0]
 
 
 def divergence(

@@ -169,18 +169,21 @@ class Engine:
     check(prompts, rows)
     B = len(prompts)
     lens = np.array([len(p) for p in prompts], np.int32)
-    new = np.array([row.max_new_tokens for row in rows], np.int32)
     width = bucket(int(lens.max()))
     # The cache's bucket follows from the prompt's, so that one prompt bucket
-    # has one program.
-    max_seq_len = bucket(width + int(new.max()) + loop.slack(self.step))
+    # has one program; a large budget does not make it longer than texts get.
+    longest = rows[0].max_seq_len
+    most_new = np.minimum([row.max_new_tokens for row in rows], longest)
+    limit = np.minimum(lens + most_new, longest).astype(np.int32)
+    needed = min(width + int(most_new.max()), max(width, longest))
+    max_seq_len = bucket(needed + loop.slack(self.step))
     padded = np.zeros((B, width), np.int32)
     for row, prompt in enumerate(prompts):
       padded[row, : len(prompt)] = prompt
     arguments = jax.device_put((
         padded,
         lens,
-        np.minimum(lens + new, rows[0].max_seq_len),
+        limit,
         config_lib.padded_ids([row.stop_ids for row in rows]),
         config_lib.sampling_of(rows),
     ))

@@ -12,6 +12,7 @@ from speculative import config as config_lib
 from speculative.bench import metrics
 from speculative.bench.prompts import Prompt
 from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.engine import Generation
 from speculative.errors import UserError
 from speculative.tasks import common
 from speculative.tasks import measure
@@ -66,10 +67,28 @@ def run(
   prepared = common.prepare(config, path, _prompts(config))
   model = prepared.model
   common.warm_up(prepared, [model.drafter])
+  generations, outputs = _answer(prepared, say)
+  results.write_text(
+      prepared.workdir.path / 'outputs.jsonl',
+      ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in outputs),
+  )
+  found = metrics.decode_metrics(generations) | results.environment(model)
+  if config.generate.compare == 'yes' and not model.drafter.is_plain:
+    found |= _compare(prepared, repeats=repeats, say=say)
+  prepared.workdir.metric(found)
+  prepared.workdir.finish(found)
+  return TaskResult(found)
+
+
+def _answer(
+    prepared: common.Prepared, say: Callable[[str], None]
+) -> tuple[list[Generation], list[dict]]:
+  """Returns a Generation a batch and a line of outputs.jsonl a prompt."""
   generations, outputs = [], []
+  # Texts of several rows would mix if they came piece by piece.
+  streams = len(prepared.prompts) == 1
   for index, batch in enumerate(prepared.batches):
-    streams = len(prepared.prompts) == 1
-    result = model.generate(
+    result = prepared.model.generate(
         batch,
         on_text=(lambda row, text: say(text)) if streams else None,
         **_fields(prepared.decode_of(index)),
@@ -89,16 +108,7 @@ def run(
           {'prompt': prompt, 'text': text, 'token_ids': ids, 'reason': reason}
       )
     generations.append(result.generation)
-  results.write_text(
-      prepared.workdir.path / 'outputs.jsonl',
-      ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in outputs),
-  )
-  found = metrics.decode_metrics(generations) | results.environment(model)
-  if config.generate.compare == 'yes' and not model.drafter.is_plain:
-    found |= _compare(prepared, repeats=repeats, say=say)
-  prepared.workdir.metric(found)
-  prepared.workdir.finish(found)
-  return TaskResult(found)
+  return generations, outputs
 
 
 def _fields(decode: DecodeConfig) -> dict:

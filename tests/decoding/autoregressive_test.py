@@ -51,9 +51,7 @@ def test_log_probs_are_those_of_a_full_pass_and_not_warped(
   for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
     at = np.arange(len(prompt), len(text))
     expected = log_laws[row, at - 1, np.array(text)[at]]
-    np.testing.assert_allclose(
-        generation.log_probs[row], expected, atol=_ATOL
-    )
+    np.testing.assert_allclose(generation.log_probs[row], expected, atol=_ATOL)
 
 
 def test_sampled_tokens_are_drawn_with_the_key_of_seed_and_index(

@@ -26,9 +26,7 @@ from speculative.testing.table_model import TableModel
 TARGET = Transformer(tiny.TARGET)
 
 
-def _warping(
-    batch: int, *, temperature=0.0, top_k=0, top_p=1.0
-) -> Warping:
+def _warping(batch: int, *, temperature=0.0, top_k=0, top_p=1.0) -> Warping:
   """Takes numbers for all rows or one a row; temperature 0 is greedy."""
   temperature_B = np.broadcast_to(np.float32(temperature), batch)
   return Warping(

@@ -100,11 +100,13 @@ _logit = st.one_of(
 _row = st.lists(_logit, min_size=_V, max_size=_V).filter(
     lambda row: max(row) > -np.inf
 )
-_settings = st.fixed_dictionaries({
-    'temperature': st.sampled_from([0.0, 0.3, 0.8, 1.0, 2.0]),
-    'top_k': st.sampled_from([0, 1, 2, 3, _V, 50]),
-    'top_p': st.sampled_from([0.05, 0.37, 0.61, 0.9, 0.999, 1.0]),
-})
+_settings = st.fixed_dictionaries(
+    {
+        'temperature': st.sampled_from([0.0, 0.3, 0.8, 1.0, 2.0]),
+        'top_k': st.sampled_from([0, 1, 2, 3, _V, 50]),
+        'top_p': st.sampled_from([0.05, 0.37, 0.61, 0.9, 0.999, 1.0]),
+    }
+)
 
 
 def _is_at_an_edge(logits_V, settings) -> bool:

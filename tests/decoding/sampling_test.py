@@ -22,12 +22,14 @@ _categorical = jax.jit(sampling_lib.categorical)
 def test_keys_never_repeat_over_seeds_positions_and_uses():
   seeds = jnp.asarray([0, 1, 2, 3, 64, 2**31, 2**32 - 1], jnp.uint32)
   positions = jnp.broadcast_to(jnp.arange(70, dtype=jnp.int32), (7, 70))
-  data = np.concatenate([
-      jax.random.key_data(
-          sampling_lib.keys(seeds, positions, use)
-      ).reshape(7 * 70, -1)
-      for use in _USES
-  ])
+  data = np.concatenate(
+      [
+          jax.random.key_data(sampling_lib.keys(seeds, positions, use)).reshape(
+              7 * 70, -1
+          )
+          for use in _USES
+      ]
+  )
   assert len(np.unique(data, axis=0)) == len(_USES) * 7 * 70
 
 
@@ -44,10 +46,12 @@ def test_keys_depend_on_seed_position_and_use_alone():
 def test_uniform_numbers_of_different_uses_are_unrelated():
   seeds = jnp.arange(50, dtype=jnp.uint32)
   positions = jnp.broadcast_to(jnp.arange(100, dtype=jnp.int32), (50, 100))
-  draws = np.stack([
-      sampling_lib.uniform(sampling_lib.keys(seeds, positions, use)).ravel()
-      for use in _USES
-  ])
+  draws = np.stack(
+      [
+          sampling_lib.uniform(sampling_lib.keys(seeds, positions, use)).ravel()
+          for use in _USES
+      ]
+  )
   assert draws.min() >= 0
   assert draws.max() < 1
   # The mean of 5000 uniform numbers has standard deviation 0.0041, their

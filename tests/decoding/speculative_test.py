@@ -8,7 +8,10 @@ import pytest
 
 from speculative.decoding import speculative as speculative_lib
 from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.engine import Engine
+from speculative.decoding.loop import Weights
 from speculative.decoding.verify import Verdict
+from speculative.models import transformer
 
 # Float32 logits of passes of different widths.
 _ATOL = 1e-4
@@ -106,6 +109,16 @@ def test_a_row_says_the_same_in_another_order(request, prompts, engine):
   backward = engine.generate(prompts[::-1], _GREEDY)
   assert backward.token_ids == forward.token_ids[::-1]
   np.testing.assert_array_equal(backward.accepted, forward.accepted[::-1])
+
+
+def test_scanned_layers_say_the_same_as_unrolled_ones(with_lookup, prompts):
+  model = dataclasses.replace(with_lookup.step.model, layout='scanned')
+  scanned = Engine(
+      dataclasses.replace(with_lookup.step, model=model),
+      Weights(target=transformer.stack_layers(with_lookup.weights.target)),
+  )
+  got = scanned.generate(prompts, _GREEDY)
+  assert got.token_ids == with_lookup.generate(prompts, _GREEDY).token_ids
 
 
 def test_rows_of_one_prompt_and_different_seeds_differ(with_lookup, prompts):

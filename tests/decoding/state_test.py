@@ -54,7 +54,9 @@ def test_cut_at_the_first_stop_id_and_at_the_limit(
 
 
 def test_cut_keeps_nothing_of_a_row_that_was_done(make_state):
-  assert _cut(make_state, [5, 2, 7, 8], 4, room=9, stop_ids=(2,), done=True) == (
+  assert _cut(
+      make_state, [5, 2, 7, 8], 4, room=9, stop_ids=(2,), done=True
+  ) == (
       0,
       LENGTH,
   )

@@ -49,9 +49,9 @@ def test_a_round_of_two_drafted_tokens_keeps_the_law_in_closed_form(
   B = len(cases)
   drafted_BJ = np.array([case[:2] for case in cases], np.int32)
   u_BJ = _GRID[np.array([case[2:] for case in cases])]
-  p_BTV = np.stack([
-      np.stack([_P[()], _P[x,], _third(x, y)]) for x, y in drafted_BJ.tolist()
-  ])
+  p_BTV = np.stack(
+      [np.stack([_P[()], _P[x,], _third(x, y)]) for x, y in drafted_BJ.tolist()]
+  )
   q_BJV = np.stack([np.stack([_Q[()], _Q[x,]]) for x, _ in drafted_BJ.tolist()])
   taken = {}
 
@@ -288,9 +288,7 @@ def test_frequencies_of_emitted_tokens_follow_the_target(make_sampling):
     first_B = jnp.where(n_B == 0, next_B, x_B)
     # After a rejection at once, plain decoding draws the second token.
     plain_B = draw(p_after[first_B], 1, sampling_lib.TARGET)
-    second_B = jnp.where(
-        n_B == 0, plain_B, jnp.where(n_B == 1, next_B, y_B)
-    )
+    second_B = jnp.where(n_B == 0, plain_B, jnp.where(n_B == 1, next_B, y_B))
     return first_B, second_B
 
   counts_VV = np.zeros((V, V))

@@ -103,9 +103,7 @@ def test_acceptance_and_residual_equal_the_oracle(p_weights, q_weights):
   # Rounding must not make probabilities out of equal ones.
   np.testing.assert_array_equal(rest_V[(p_V <= q_V) & (p_V != q_V)], 0)
   if abs(p_V - q_V).max() > 0:
-    np.testing.assert_allclose(
-        rest_V, oracles.residual(p_V, q_V), atol=_ATOL
-    )
+    np.testing.assert_allclose(rest_V, oracles.residual(p_V, q_V), atol=_ATOL)
     rejected = 1 - (q_V * chances).sum()
     np.testing.assert_allclose(
         q_V * chances + rejected * rest_V, p_V, atol=_ATOL
@@ -178,6 +176,4 @@ def test_match_draws_decides_every_row_by_itself():
   np.testing.assert_array_equal(
       verdict.num_accepted_B, [2, 2, 1, 1, 0, 0, 0, 0]
   )
-  np.testing.assert_array_equal(
-      verdict.next_token_B, [0, 1, 1, 1, 1, 1, 1, 1]
-  )
+  np.testing.assert_array_equal(verdict.next_token_B, [0, 1, 1, 1, 1, 1, 1, 1])

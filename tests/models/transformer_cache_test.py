@@ -103,9 +103,7 @@ def test_rollback_then_decode_equals_fresh_decode(
       _, again = forward(_MODEL, tiny_params, text[None, 8:12], cache)
       cache = kv_cache.rollback(again.cache, jnp.asarray([10], jnp.int32))
     for i in range(8 + kept, 12):
-      logits, step = forward(
-          _MODEL, tiny_params, text[None, i : i + 1], cache
-      )
+      logits, step = forward(_MODEL, tiny_params, text[None, i : i + 1], cache)
       cache = step.cache
       np.testing.assert_allclose(logits[0, 0], whole_TV[i], atol=_ATOL)
 
@@ -149,9 +147,7 @@ def test_each_path_of_a_tree_pass_equals_the_path_decoded_as_a_chain(
           [prompts[row, :length], nodes_BM[row, _path(node)]]
       )
       logits, _ = _chunks(forward, tiny_params, chain, [1] * len(chain))
-      np.testing.assert_allclose(
-          logits_BMV[row, node], logits[-1], atol=_ATOL
-      )
+      np.testing.assert_allclose(logits_BMV[row, node], logits[-1], atol=_ATOL)
 
 
 def test_a_tree_with_one_branch_equals_a_chain(

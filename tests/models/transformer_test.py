@@ -23,9 +23,7 @@ def _float64(params: dict) -> dict:
   return jax.tree.map(lambda x: np.asarray(x, np.float64), params)
 
 
-def test_logits_of_every_family_equal_the_numpy_oracle(
-    variant, forward, text
-):
+def test_logits_of_every_family_equal_the_numpy_oracle(variant, forward, text):
   params = tiny.init(jax.random.key(1), variant)
   model = Transformer(variant)
   logits_1TV, _ = forward(model, params, text[None], model.init_cache(1, 16))
@@ -84,9 +82,7 @@ def test_scanned_layers_refuse_to_return_features(tiny_params, text):
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_padding_one_row_to_two_changes_nothing_visible(
-    forward, text, dtype
-):
+def test_padding_one_row_to_two_changes_nothing_visible(forward, text, dtype):
   params = tiny.init(jax.random.key(7), tiny.TARGET, jnp.dtype(dtype))
   model = Transformer(tiny.TARGET, Precision(dtype, min_rows=2))
   assert model.slack == 1

@@ -1,0 +1,118 @@
+import numpy as np
+import pytest
+
+from speculative.bench import metrics
+from speculative.decoding.engine import Generation
+
+
+def _generation(
+    token_ids, *, rounds, decode_s, prefill_s=0.0, drafted=None, hits=None
+):
+  """Makes a Generation; hits are (tested, accepted), rows of [B, J] lists."""
+  tested, accepted = hits or ([[]] * len(token_ids), [[]] * len(token_ids))
+  return Generation(
+      token_ids=token_ids,
+      reasons=['length'] * len(token_ids),
+      log_probs=None,
+      num_rounds=max(rounds),
+      rounds=np.array(rounds),
+      drafted=np.array(drafted or [0] * len(token_ids)),
+      tested=np.array(tested, np.int32),
+      accepted=np.array(accepted, np.int32),
+      prefill_s=prefill_s,
+      decode_s=decode_s,
+  )
+
+
+# Ten tokens in 1 s and two in 1 s: rates 10 and 2.
+_FAST = _generation(
+    [list(range(10))],
+    rounds=[4],
+    decode_s=1.0,
+    prefill_s=0.5,
+    drafted=[8],
+    hits=([[4, 3]], [[3, 3]]),
+)
+_SLOW = _generation(
+    [[7, 8]],
+    rounds=[2],
+    decode_s=1.0,
+    prefill_s=0.1,
+    drafted=[4],
+    hits=([[1, 0]], [[0, 0]]),
+)
+
+
+def test_seconds_per_token_is_a_ratio_of_sums_not_a_mean_of_ratios():
+  assert metrics.seconds_per_token([_FAST, _SLOW]) == pytest.approx(2 / 12)
+  mean_of_ratios = (1 / 10 + 1 / 2) / 2
+  assert metrics.seconds_per_token([_FAST, _SLOW]) != pytest.approx(
+      mean_of_ratios
+  )
+
+
+def test_rates_are_medians_over_batches():
+  third = _generation(
+      [[1] * 3], rounds=[3], decode_s=1.0, hits=([[0, 0]], [[0, 0]])
+  )
+  found = metrics.decode_metrics([_FAST, _SLOW, third])
+  assert found['decode/tokens_per_s'] == 3.0
+  assert found['decode/ms_per_token'] == pytest.approx(1000 / 3)
+  assert found['time/prefill_s'] == 0.1
+
+
+def test_counts_are_sums_over_sums():
+  found = metrics.decode_metrics([_FAST, _SLOW])
+  assert found['decode/tokens'] == 12
+  assert found['decode/tokens_per_round'] == pytest.approx(12 / 6)
+  assert found['decode/acceptance_rate'] == pytest.approx(6 / 8)
+  assert found['decode/draft_yield'] == pytest.approx(6 / 12)
+
+
+def test_tokens_behind_the_cut_of_a_row_do_not_count():
+  # Two rows; the second ended after one token though its batch ran 4 rounds.
+  generation = _generation(
+      [[1, 2, 3, 4], [9]],
+      rounds=[4, 1],
+      decode_s=2.0,
+  )
+  found = metrics.decode_metrics([generation])
+  assert found['decode/tokens_per_s'] == 2.5
+  assert found['decode/tokens_per_round'] == 1.0
+  assert metrics.seconds_per_token([generation]) == pytest.approx(0.4)
+
+
+def test_plain_decoding_has_no_acceptance():
+  plain = _generation([[1, 2]], rounds=[2], decode_s=1.0)
+  found = metrics.decode_metrics([plain])
+  assert set(found) == {
+      'decode/tokens_per_s',
+      'decode/ms_per_token',
+      'decode/tokens_per_round',
+      'decode/tokens',
+      'time/prefill_s',
+  }
+
+
+def test_a_drafter_that_drafted_nothing_accepted_nothing():
+  idle = _generation([[1]], rounds=[1], decode_s=1.0, hits=([[0, 0]], [[0, 0]]))
+  found = metrics.decode_metrics([idle])
+  assert found['decode/acceptance_rate'] == 0
+  assert found['decode/draft_yield'] == 0
+  assert metrics.acceptance_by_position([idle]) == [0.0, 0.0]
+
+
+def test_acceptance_by_position_sums_over_rows_and_batches():
+  assert metrics.acceptance_by_position([_FAST, _SLOW]) == [
+      pytest.approx(3 / 5),
+      1.0,
+  ]
+
+
+def test_the_median_run_is_a_run_not_an_average():
+  runs = [
+      _generation([[1]], rounds=[1], decode_s=seconds)
+      for seconds in (9.0, 1.0, 2.0)
+  ]
+  assert metrics.median_run(runs) is runs[2]
+  assert metrics.median_run(runs[:1]) is runs[0]

@@ -1,0 +1,50 @@
+import pytest
+
+from speculative.drafting.config import DrafterConfig
+from speculative.errors import UserError
+
+
+@pytest.mark.parametrize(
+    'settings, message',
+    [
+        ({'kind': 'medusa'}, "'medusa'.*one of none, lookup, lm"),
+        (
+            {'kind': 'lookup', 'num_draft_tokens': -1},
+            'num_draft_tokens needs to be >= 0, got -1',
+        ),
+        ({'kind': 'lm'}, "'lm' and needs a draft model"),
+        ({'kind': 'lookup', 'model': 'x.gguf'}, "'x.gguf', but kind 'lookup'"),
+        ({'kind': 'lookup', 'min_ngram': 0}, '1 <= min_ngram <= max_ngram'),
+        (
+            {'kind': 'lookup', 'min_ngram': 5, 'max_ngram': 4},
+            'min_ngram=5, max_ngram=4',
+        ),
+    ],
+    ids=str,
+)
+def test_a_drafter_that_cannot_work_is_refused(settings, message):
+  with pytest.raises(UserError, match=message):
+    DrafterConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    'settings, is_plain, is_deterministic',
+    [
+        ({}, True, True),
+        ({'kind': 'lookup'}, False, True),
+        ({'kind': 'lookup', 'num_draft_tokens': 0}, True, True),
+        ({'kind': 'lm', 'model': 'x.gguf'}, False, False),
+        (
+            {'kind': 'lm', 'model': 'x.gguf', 'num_draft_tokens': 0},
+            True,
+            True,
+        ),
+    ],
+    ids=str,
+)
+def test_which_drafters_are_plain_and_which_deterministic(
+    settings, is_plain, is_deterministic
+):
+  config = DrafterConfig(**settings)
+  assert config.is_plain == is_plain
+  assert config.is_deterministic == is_deterministic

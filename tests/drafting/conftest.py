@@ -1,0 +1,66 @@
+"""States that drafters are asked to draft from."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+
+from jax import numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.decoding import state as state_lib
+from speculative.decoding.logits import Warping
+from speculative.decoding.sampling import Sampling
+from speculative.decoding.state import DecodeState
+from speculative.testing.table_model import TableModel
+
+
+def _state(
+    texts: Sequence[Sequence[int]],
+    *,
+    room: int | Sequence[int] = 100,
+    done: Sequence[bool] | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    num_draft_tokens: int = 4,
+    max_seq_len: int = 32,
+    rubbish: int = 0,
+) -> DecodeState:
+  B = len(texts)
+  lens = np.array([len(text) for text in texts], np.int32)
+  tokens = np.full((B, max_seq_len), rubbish, np.int32)
+  for row, text in enumerate(texts):
+    tokens[row, : len(text)] = text
+  zeros_BJ = np.zeros((B, num_draft_tokens), np.int32)
+  return DecodeState(
+      tokens_BS=jnp.asarray(tokens),
+      seq_len_B=jnp.asarray(lens),
+      prompt_len_B=jnp.asarray(lens),
+      limit_B=jnp.asarray(lens + np.asarray(room, np.int32)),
+      done_B=jnp.asarray(np.zeros(B, bool) if done is None else done),
+      reason_B=jnp.full(B, state_lib.RUNNING, jnp.int32),
+      stop_ids_BE=jnp.full((B, 1), -1, jnp.int32),
+      log_probs_BS=jnp.zeros((B, 0)),
+      cache=TableModel().init_cache(B, max_seq_len),
+      sampling=Sampling(
+          warping=Warping(
+              greedy_B=jnp.full(B, temperature == 0),
+              temperature_B=jnp.full(B, temperature or 1.0),
+              top_k_B=jnp.zeros(B, jnp.int32),
+              top_p_B=jnp.full(B, top_p),
+          ),
+          seed_B=jnp.arange(B, dtype=jnp.uint32),
+      ),
+      counters=state_lib.Counters(
+          rounds_B=jnp.zeros(B, jnp.int32),
+          drafted_B=jnp.zeros(B, jnp.int32),
+          tested_BJ=jnp.asarray(zeros_BJ),
+          accepted_BJ=jnp.asarray(zeros_BJ),
+      ),
+      num_rounds=jnp.int32(0),
+  )
+
+
+@pytest.fixture(scope='session')
+def make_state() -> Callable[..., DecodeState]:
+  """Makes a DecodeState from texts, `room` tokens away from their limits."""
+  return _state

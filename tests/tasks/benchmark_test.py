@@ -1,0 +1,173 @@
+import json
+
+import pytest
+
+from speculative.bench import bandwidth
+from speculative.decoding.engine import Engine
+from speculative.errors import UserError
+from speculative.tasks import benchmark
+
+# Prompts of two buckets.
+_TEXTS = ('abcab', 'abc ' * 10, 'cab ' * 9)
+
+_ROW_KEYS = {
+    'row/name',
+    'row/drafter',
+    'row/num_draft_tokens',
+    'row/sampler',
+    'row/prompts',
+    'row/batch',
+    'decode/tokens_per_s',
+    'decode/ms_per_token',
+    'decode/tokens_per_round',
+    'decode/tokens',
+    'time/prefill_s',
+    'time/compile_s',
+    'compile/count',
+    'compile/count_after_warm_up',
+}
+_DRAFT_KEYS = {
+    'decode/acceptance_rate',
+    'decode/draft_yield',
+    'decode/acceptance_by_position',
+    'baseline/tokens_per_s',
+    'speedup/measured',
+    'lossless/greedy_equal',
+    'lossless/unequal_prompts',
+}
+
+
+@pytest.fixture
+def run(tmp_path, get_config, write_prompts, monkeypatch):
+  """Runs the task over a few prompts, with a quick look at the memory."""
+  monkeypatch.setattr(bandwidth, '_BYTES', 1 << 20)
+
+  def call(fields=None, texts=_TEXTS):
+    config = get_config(
+        {'data.prompts': write_prompts(texts), 'bench.repeats': 2}
+        | (fields or {})
+    )
+    return benchmark.run(config, tmp_path / 'run')
+
+  return call
+
+
+@pytest.mark.slow
+def test_rows_have_the_documented_keys_and_nothing_compiles_when_timed(
+    run, tmp_path, capsys
+):
+  # Three drafted tokens: a program that no other test has compiled.
+  found = run({'decode.num_draft_tokens': 3}).results
+  plain, lookup = found['rows']
+  assert set(plain) == _ROW_KEYS | {'decode/bandwidth_floor_ms'}
+  assert set(lookup) == _ROW_KEYS | _DRAFT_KEYS
+  assert {k for k in found if not k.startswith('env/')} == {'rows'}
+  assert (plain['row/name'], lookup['row/name']) == ('plain', 'lookup 3')
+  for row in (plain, lookup):
+    assert row['compile/count_after_warm_up'] == 0
+    assert row['decode/tokens_per_round'] >= 1
+    assert row['row/prompts'] == 'some_prompts'
+    assert row['row/sampler'] == 'greedy'
+  # Otherwise zero would prove nothing: prefill and loop of two buckets.
+  assert plain['compile/count'] >= 2 * 2
+  assert plain['decode/tokens_per_round'] == 1
+  assert lookup['lossless/greedy_equal'] is True
+  assert plain['decode/tokens'] == lookup['decode/tokens']
+
+  path = tmp_path / 'run'
+  assert json.loads((path / 'results.json').read_text()) == found
+  lines = (path / 'metrics.jsonl').read_text().splitlines()
+  assert [json.loads(line)['row/name'] for line in lines] == [
+      'plain',
+      'lookup 3',
+  ]
+  table = (path / 'results.md').read_text()
+  assert capsys.readouterr().out.strip() == table.strip()
+
+
+@pytest.mark.slow
+def test_settings_take_turns_over_every_prompt(run, monkeypatch):
+  order = []
+  generate = Engine.generate
+
+  def record(self, prompts, config, **kwargs):
+    order.append((self.step.num_draft_tokens, bytes(prompts[0][:2])))
+    return generate(self, prompts, config, **kwargs)
+
+  monkeypatch.setattr(Engine, 'generate', record)
+  run({'bench.num_draft_tokens': (4, 0, 4)}, texts=('abcab', 'xyxy'))
+  assert order == [
+      (0, b'ab'),
+      (4, b'ab'),
+      (0, b'ab'),
+      (4, b'ab'),
+      (0, b'xy'),
+      (4, b'xy'),
+      (0, b'xy'),
+      (4, b'xy'),
+  ]
+
+
+@pytest.mark.slow
+def test_without_a_drafter_there_is_the_plain_row_only(run):
+  (row,) = run({'drafter.kind': 'none'}, texts=('abcab',)).results['rows']
+  assert row['row/name'] == 'plain'
+
+
+@pytest.mark.parametrize(
+    'fields, names',
+    [
+        ({}, ['plain', 'lookup 4']),
+        ({'decode.num_draft_tokens': 2}, ['plain', 'lookup 2']),
+        ({'decode.num_draft_tokens': 0}, ['plain']),
+        (
+            {'bench.num_draft_tokens': (8, 2, 8, 0)},
+            ['plain', 'lookup 8', 'lookup 2'],
+        ),
+        (
+            {'bench.num_draft_tokens': (2,), 'decode.num_draft_tokens': 0},
+            ['plain', 'lookup 2'],
+        ),
+        ({'bench.num_draft_tokens': ()}, ['plain', 'lookup 4']),
+        (
+            {'bench.num_draft_tokens': (2,), 'drafter.kind': 'none'},
+            ['plain'],
+        ),
+    ],
+)
+def test_draft_lengths_make_the_settings(
+    run, monkeypatch, get_config, fields, names
+):
+  def stop(prepared, settings):
+    del prepared
+    raise KeyError([benchmark.common.name(s) for s in settings])
+
+  monkeypatch.setattr(benchmark.common, 'warm_up', stop)
+  monkeypatch.setattr(
+      benchmark.common.api.LanguageModel, 'load_weights', lambda self: None
+  )
+  with pytest.raises(KeyError) as caught:
+    run(fields)
+  assert caught.value.args[0] == names
+
+
+@pytest.mark.parametrize('lengths', [(-1,), (2, 'a'), (1.5,)])
+def test_wrong_draft_lengths_are_refused_before_anything(
+    run, tmp_path, lengths
+):
+  with pytest.raises(UserError, match='bench.num_draft_tokens.*>= 0'):
+    run({'bench.num_draft_tokens': lengths})
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+    'fields, name',
+    [
+        ({}, 'greedy'),
+        ({'decode.top_k': 5, 'decode.top_p': 0.5}, 'greedy'),
+        ({'decode.temperature': 0.8, 'decode.top_p': 0.95}, 'T0.8_p0.95'),
+        ({'decode.temperature': 1.0, 'decode.top_k': 50}, 'T1_k50'),
+    ],
+)
+def test_the_sampler_has_a_short_name(get_config, fields, name):
+  assert benchmark.sampler_name(get_config(fields)) == name
