@@ -27,6 +27,7 @@ setuptools.setup(
         'protobuf>=4.25',
         'safetensors>=0.5',
         'sentencepiece>=0.2',
+        'scipy>=1.13',
         'tokenizers>=0.20',
     ],
     extras_require={

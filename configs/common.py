@@ -28,7 +28,10 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter = config_dict.ConfigDict()
   # 'none', 'lookup' (the text so far) or 'lm' (a second model).
   config.drafter.kind = 'none'
+  # For 'lm': a reference, or 'target' for the target's own first layers.
   config.drafter.model = ''
+  # Layers of the draft model that are used; 0 is all.
+  config.drafter.num_layers = 0
   config.drafter.dtype = 'auto'
   config.drafter.max_ngram = 4
   config.drafter.min_ngram = 1
@@ -41,6 +44,19 @@ def get_config() -> config_dict.ConfigDict:
   # 0 keeps all tokens.
   config.decode.top_k = 0
   config.decode.top_p = 1.0
+  config.decode.min_p = 0.0
+  # 1 is off.
+  config.decode.repetition_penalty = 1.0
+  # 0 is off.
+  config.decode.presence_penalty = 0.0
+  config.decode.frequency_penalty = 0.0
+  # Pairs of a token id and what is added to its logit.
+  config.decode.logit_bias = ()
+  config.decode.min_new_tokens = 0
+  # Texts that end a row; its text is cut before them.
+  config.decode.stop_strings = ()
+  # How sampled drafts are verified: 'token' by token, or as a 'block'.
+  config.decode.verification = 'token'
   # 'eos' ends a row at the checkpoint's end tokens, 'none' at the limit only.
   config.decode.stop = 'eos'
   # Prompt and output together; 0 is what the model was made for.
@@ -68,5 +84,19 @@ def get_config() -> config_dict.ConfigDict:
   config.bench.repeats = 3
   # Draft lengths to measure; empty measures decode.num_draft_tokens.
   config.bench.num_draft_tokens = (0,)
+
+  config.verify = config_dict.ConfigDict()
+  # Names of samplers (tasks/verify_cases.py), or 'config' for decode.* above.
+  config.verify.samplers = ('config',)
+  # Kinds of drafters, and rules of verification; 'config' for those above.
+  config.verify.drafters = ('config',)
+  config.verify.rules = ('config',)
+  # Sequences drawn to test the law of one kind of row, and rows at once.
+  config.verify.num_samples = 1024
+  config.verify.num_rows = 64
+  # Probability that a run fails though nothing is wrong.
+  config.verify.false_alarm_rate = 0.0001
+  # A verifier that is wrong on purpose, to show that it is caught.
+  config.verify.fault = ''
   # A misspelt field of a config file shall be an error too.
   return config.lock()

@@ -15,7 +15,7 @@ from ml_collections import config_dict
 
 from speculative import api
 from speculative.bench import prompts
-from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.models import precision
@@ -128,12 +128,21 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
           ),
           max_ngram=drafter.max_ngram,
           min_ngram=drafter.min_ngram,
+          num_layers=_int32('drafter.num_layers', drafter.num_layers),
+          rule=decode.verification,
       ),
       decode=DecodeConfig(
           max_new_tokens=_int32('decode.max_new_tokens', decode.max_new_tokens),
           temperature=decode.temperature,
           top_k=_int32('decode.top_k', decode.top_k),
           top_p=decode.top_p,
+          min_p=decode.min_p,
+          repetition_penalty=decode.repetition_penalty,
+          presence_penalty=decode.presence_penalty,
+          frequency_penalty=decode.frequency_penalty,
+          logit_bias=decode.logit_bias,
+          min_new_tokens=decode.min_new_tokens,
+          stop_strings=decode.stop_strings,
           # As the engine has it: seeds wrap around at 32 bits.
           seed=config.seed % 2**32,
           max_seq_len=_at_least('decode.max_seq_len', decode.max_seq_len, 0),

@@ -25,6 +25,7 @@ from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.loop import Carry
 from speculative.decoding.loop import Weights
+from speculative.decoding.sampling import Sampling
 
 # Expected counts a cell needs; rarer tokens are pooled.
 _LEAST_EXPECTED = 8.0
@@ -117,8 +118,10 @@ def next_laws(
 
 
 @functools.partial(jax.jit, static_argnames=('num_rows',))
-def _tiled(carry: Carry, sampling, num_rows: int) -> Carry:
-  """Repeats a carry of one row, with sampling parameters of its own a row."""
+def _tiled(
+    carry: Carry, sampling: Sampling, stop_ids_BE: jax.Array, num_rows: int
+) -> Carry:
+  """Repeats a carry of one row, with settings of its own a row."""
 
   def tile(leaf: jax.Array) -> jax.Array:
     if leaf.ndim == 0:
@@ -127,7 +130,9 @@ def _tiled(carry: Carry, sampling, num_rows: int) -> Carry:
     return jax.numpy.broadcast_to(leaf, shape)
 
   tiled = jax.tree.map(tile, carry)
-  return tiled.replace(state=tiled.state.replace(sampling=sampling))
+  return tiled.replace(
+      state=tiled.state.replace(sampling=sampling, stop_ids_BE=stop_ids_BE)
+  )
 
 
 def draw_pairs(
@@ -159,6 +164,7 @@ def draw_pairs(
       )
       for i in range(num_rows)
   ]
+  stop_ids_BE = config_lib.padded_ids([row.stop_ids for row in rows])
   start = engine.start([prompt], [rows[0]])
   pairs = np.zeros((num_batches, num_rows, 2), np.int32)
   for batch in range(num_batches):
@@ -166,9 +172,8 @@ def draw_pairs(
         dataclasses.replace(row, seed=_seed(row, batch * num_rows + i))
         for i, row in enumerate(rows)
     ]
-    carry = _tiled(
-        start, jax.device_put(config_lib.sampling_of(seeded)), num_rows
-    )
+    settings = (config_lib.sampling_of(seeded), stop_ids_BE)
+    carry = _tiled(start, *jax.device_put(settings), num_rows)
     carry = loop.run(
         weights=engine.weights,
         carry=carry,

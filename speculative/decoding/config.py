@@ -92,12 +92,12 @@ class DecodeConfig:
         ('frequency_penalty', -2 <= self.frequency_penalty <= 2, penalty),
         (
             'logit_bias',
-            all(i >= 0 and math.isfinite(b) for i, b in self.logit_bias),
+            all(map(_is_bias, self.logit_bias)),
             'pairs of a token id >= 0 and a finite number',
         ),
         (
             'stop_ids',
-            all(isinstance(i, (int, np.integer)) for i in self.stop_ids),
+            all(isinstance(i, int | np.integer) for i in self.stop_ids),
             'token ids',
         ),
         (
@@ -113,6 +113,17 @@ class DecodeConfig:
             f'{name} needs to be {need}, got {getattr(self, name)!r}; set '
             f'config.decode.{name}.'
         )
+
+
+def _is_bias(pair: object) -> bool:
+  return (
+      isinstance(pair, tuple)
+      and len(pair) == 2
+      and isinstance(pair[0], int | np.integer)
+      and isinstance(pair[1], int | float | np.floating)
+      and pair[0] >= 0
+      and math.isfinite(pair[1])
+  )
 
 
 def rows_of(

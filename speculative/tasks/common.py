@@ -11,7 +11,7 @@ from ml_collections import config_dict
 from speculative import api
 from speculative import config as config_lib
 from speculative.bench.prompts import Prompt
-from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.tasks import results
@@ -73,7 +73,7 @@ def prepare(
   model = run_config.open_model()
   decode = run_config.decode_for(model)
   ids = [model.encode(p.text, chat_template=p.chat_template) for p in prompts]
-  model.check(ids, decode)
+  model.check(ids, [decode] * len(ids))
   model.load_weights()
   size = run_config.batch_size
   return Prepared(

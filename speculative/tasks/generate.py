@@ -11,7 +11,7 @@ from ml_collections import config_dict
 from speculative import config as config_lib
 from speculative.bench import metrics
 from speculative.bench.prompts import Prompt
-from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Generation
 from speculative.errors import UserError
 from speculative.tasks import common

@@ -1,16 +1,19 @@
-"""Task `verify`: is the output still the target's, token for token?
+"""Task `verify`: is the output still the target's?
 
 Greedy rows, and sampled rows with a deterministic drafter, have to equal plain
-decoding of the same seed in float32. With a sampled draft only the law is
-promised, which one run cannot show.
+decoding of the same seed token for token in float32. Rows that draw are tested
+for the target's law. `config.verify.fault` puts a wrong verifier in the right
+one's place; the task then has to fail.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import pathlib
 import time
 
 from absl import logging
 from ml_collections import config_dict
+import numpy as np
 
 from speculative import config as config_lib
 from speculative.bench import compare
@@ -18,43 +21,110 @@ from speculative.bench import metrics
 from speculative.bench import report
 from speculative.bench.compare import Divergence
 from speculative.decoding.engine import Generation
+from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.tasks import common
 from speculative.tasks import results
+from speculative.tasks import verify_cases
 from speculative.tasks.results import TaskResult
+from speculative.tasks.verify_cases import Budget
+from speculative.tasks.verify_cases import Case
+from speculative.tasks.verify_cases import Outcome
+from speculative.testing import faults
+
+_OWN = 'config'
 
 
-def _check(config: config_dict.ConfigDict) -> None:
-  run_config = config_lib.parse(config)
-  drafter = run_config.drafter
-  if drafter.is_plain:
+def _drafters(
+    config: config_dict.ConfigDict, drafter: DrafterConfig
+) -> list[DrafterConfig]:
+  """Returns the drafters to verify, each with its rules."""
+  found = []
+  for kind in config.verify.drafters:
+    kind = drafter.kind if kind == _OWN else kind
+    if kind == 'lm' and drafter.kind != 'lm':
+      raise UserError(
+          "config.verify.drafters has 'lm', which needs config.drafter.kind "
+          f"to be 'lm' and a model; it is {drafter.kind!r}."
+      )
+    of_kind = drafter
+    if kind != drafter.kind:
+      of_kind = dataclasses.replace(
+          drafter, kind=kind, model='', num_layers=0
+      )
+    rules = config.verify.rules
+    if of_kind.is_deterministic:
+      rules = (_OWN,)
+    found += [
+        dataclasses.replace(of_kind, rule=drafter.rule if r == _OWN else r)
+        for r in rules
+    ]
+  for one in found:
+    if one.is_plain:
+      raise UserError(
+          'verify compares a drafter with plain decoding; set '
+          "config.drafter.kind to 'lookup' or 'lm' and "
+          'config.decode.num_draft_tokens above 0.'
+      )
+  return found
+
+
+def _check(
+    config: config_dict.ConfigDict, drafters: Sequence[DrafterConfig]
+) -> None:
+  """Refuses what cannot be verified."""
+  verify = config.verify
+  known = (_OWN, *verify_cases.SAMPLERS)
+  for name in verify.samplers:
+    if name not in known:
+      raise UserError(
+          f'config.verify.samplers has {name!r}; known: {", ".join(known)}.'
+      )
+  for name, least in (('num_samples', 64), ('num_rows', 1)):
+    if verify[name] < least:
+      raise UserError(
+          f'config.verify.{name} needs to be >= {least}, got {verify[name]}.'
+      )
+  if not 0 < verify.false_alarm_rate < 1:
     raise UserError(
-        'verify compares a drafter with plain decoding; set '
-        "config.drafter.kind to 'lookup' or 'lm' and "
-        'config.decode.num_draft_tokens above 0.'
+        'config.verify.false_alarm_rate needs to be in (0, 1), got '
+        f'{verify.false_alarm_rate}.'
     )
-  if run_config.decode.temperature > 0 and not drafter.is_deterministic:
+  if config.target.layers != 'unrolled':
     raise UserError(
-        f'verify compares tokens, but at temperature '
-        f'{run_config.decode.temperature} a {drafter.kind!r} draft promises '
-        'the distribution only; set config.decode.temperature=0.'
+        f"config.target.layers is {config.target.layers!r}; verify needs "
+        "'unrolled'."
     )
+  fault = verify.fault
+  if fault and fault not in faults.FAULTS:
+    raise UserError(
+        f'config.verify.fault is {fault!r}; known: {", ".join(faults.FAULTS)}.'
+    )
+  if fault in faults.NEED_SAMPLED_DRAFT:
+    for drafter in drafters:
+      if drafter.is_deterministic:
+        raise UserError(
+            f'the fault {fault!r} needs a draft that samples, but '
+            f'{drafter.kind!r} does not; set config.verify.drafters to '
+            "('lm',)."
+        )
 
 
 def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
-  """Compares the drafter's tokens with plain decoding's.
+  """Verifies every combination of drafter, rule and sampler.
 
   Args:
     config: of the run.
-    path: of the workdir.
+    path: of the workdir; verify.md gets the report.
 
   Returns:
-    The TaskResult: `verify/passed`, and exit status 1 where a row differs.
+    The TaskResult: `verify/passed`, and exit status 1 where a case fails.
 
   Raises:
     UserError: Before anything is written or loaded.
   """
-  _check(config)
+  drafters = _drafters(config, config_lib.parse(config).drafter)
+  _check(config, drafters)
   prepared = common.prepare(config, path, config_lib.load_prompts(config))
   precision = prepared.model.precision
   if precision.dtype != 'float32':
@@ -63,12 +133,48 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
         'float32.',
         precision.dtype,
     )
-  divergences: list[Divergence] = []
+  cases = verify_cases.cases(config.verify.samplers, drafters, prepared.decode)
+  num_laws = sum(row.temperature > 0 for case in cases for row in case.rows)
+  budget = Budget(
+      num_samples=config.verify.num_samples,
+      num_rows=config.verify.num_rows,
+      false_alarm_rate=config.verify.false_alarm_rate / max(num_laws, 1),
+  )
+  outcomes, started = [], time.perf_counter()
+  for done, case in enumerate(cases, 1):
+    outcome = _run_case(prepared, case, budget, config.verify.fault)
+    outcomes.append(outcome)
+    logging.info(
+        '%s  %s: %s',
+        report.progress(
+            done, len(cases), time.perf_counter() - started, 'case'
+        ),
+        case.name,
+        'passed' if outcome.passed else 'FAILED',
+    )
+  return _finish(prepared, outcomes, budget, config.verify.fault)
+
+
+def _run_case(
+    prepared: common.Prepared, case: Case, budget: Budget, fault: str
+) -> Outcome:
+  """Verifies one case over all batches of prompts."""
+  model = prepared.model
+  engine = verify_cases.engine_of(model, case, fault)
+  plain = model.engine(common.plain(model.drafter))
   generations: list[Generation] = []
-  started = time.perf_counter()
-  for index in range(len(prepared.batches)):
-    generation, differ = _compare_batch(prepared, index)
+  divergences: list[Divergence] = []
+  num_equal, started = 0, time.perf_counter()
+  for index, batch in enumerate(prepared.batches):
+    generation, equal, differ = verify_cases.compare_batch(
+        case,
+        batch,
+        first_prompt=index * len(prepared.batches[0]),
+        plain=plain,
+        engine=engine,
+    )
     generations.append(generation)
+    num_equal += equal
     divergences += differ
     elapsed = time.perf_counter() - started
     logging.info(
@@ -77,62 +183,116 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
         metrics.decode_metrics(generations)['decode/tokens_per_round'],
         len(divergences),
     )
-  found = _results(prepared, generations, divergences)
-  prepared.workdir.metric(found)
-  prepared.workdir.finish(found)
-  passed = found['verify/passed']
-  print(
-      f'{"passed" if passed else "FAILED"}: {len(prepared.prompts)} prompts, '
-      f'{found["decode/tokens"]} tokens, {len(divergences)} rows differ, '
-      f'{found["decode/tokens_per_round"]:.2f} tokens per round'
+  for found in divergences:
+    logging.warning('Differs from plain decoding: %s', found)
+  laws = verify_cases.test_laws(
+      case, prepared.batches[0][0], budget, plain=plain, engine=engine
   )
-  return TaskResult(found, exit_status=0 if passed else 1)
+  return Outcome(
+      case=case,
+      num_equal=num_equal,
+      divergences=tuple(divergences),
+      laws=tuple(laws),
+      generations=tuple(generations),
+      passed=not divergences
+      and all(test.passes(budget.false_alarm_rate) for test in laws),
+  )
 
 
-def _compare_batch(
-    prepared: common.Prepared, index: int
-) -> tuple[Generation, list[Divergence]]:
-  """Returns the drafter's run of a batch and where rows left plain decoding."""
-  model, batch = prepared.model, prepared.batches[index]
-  decode = dataclasses.replace(prepared.decode_of(index), rounds_per_call=0)
-  plain_engine = model.engine(common.plain(model.drafter))
-  plain = plain_engine.generate(batch, decode)
-  other = model.engine().generate(batch, decode)
-  differ = []
-  for row, ids in enumerate(batch):
-    found = compare.divergence(
-        plain_engine.step.model,
-        plain_engine.weights.target,
-        prompt=index * len(prepared.batches[0]) + row,
-        prompt_ids=ids,
-        plain=plain.token_ids[row],
-        other=other.token_ids[row],
-    )
-    if found is not None:
-      logging.warning('Differs from plain decoding: %s', found)
-      differ.append(found)
-  return other, differ
+def _row(outcome: Outcome) -> dict:
+  """Returns the flat result object of one case."""
+  worst = min(outcome.laws, key=lambda test: test.p_value, default=None)
+  row = {
+      'row/name': outcome.case.name,
+      'verify/passed': outcome.passed,
+      'verify/rows_equal': outcome.num_equal,
+      'verify/rows_differ': len(outcome.divergences),
+      'decode/tokens_per_round': metrics.decode_metrics(outcome.generations)[
+          'decode/tokens_per_round'
+      ],
+  }
+  if worst is not None:
+    row |= {
+        'verify/statistic': worst.statistic,
+        'verify/degrees': worst.degrees,
+        'verify/p_value': worst.p_value,
+        'verify/impossible': sum(test.impossible for test in outcome.laws),
+        'verify/samples': worst.num_samples,
+        'verify/smallest_bias': max(t.smallest_bias for t in outcome.laws),
+    }
+  return row
 
 
-def _results(
+def _finish(
     prepared: common.Prepared,
-    generations: list[Generation],
-    divergences: list[Divergence],
-) -> dict:
-  passed = not divergences
+    outcomes: Sequence[Outcome],
+    budget: Budget,
+    fault: str,
+) -> TaskResult:
+  """Writes and prints what came out."""
+  divergences = [d for outcome in outcomes for d in outcome.divergences]
+  generations = [g for outcome in outcomes for g in outcome.generations]
+  rows = [_row(outcome) for outcome in outcomes]
+  biases = [row.get('verify/smallest_bias', 0.0) for row in rows]
+  passed = all(outcome.passed for outcome in outcomes)
   found = metrics.decode_metrics(generations)
   # Times of this task are not measurements: its runs are not warmed up.
   found = {k: v for k, v in found.items() if not k.endswith(('_s', 'token'))}
-  return (
-      found
-      | results.environment(prepared.model)
-      | {
-          'verify/passed': passed,
-          'verify/cases': len(prepared.prompts),
-          'lossless/greedy_equal': passed,
-          'lossless/first_divergence': (
-              None if passed else dataclasses.asdict(divergences[0])
-          ),
-          'lossless/unequal_prompts': len(divergences),
-      }
+  found |= results.environment(prepared.model) | {
+      'verify/passed': passed,
+      'verify/cases': len(outcomes),
+      'verify/fault': fault,
+      'verify/false_alarm_rate': budget.false_alarm_rate,
+      'verify/smallest_bias': float(np.max(biases)),
+      'lossless/greedy_equal': not divergences,
+      'lossless/first_divergence': (
+          dataclasses.asdict(divergences[0]) if divergences else None
+      ),
+      'lossless/unequal_prompts': len(divergences),
+      'rows': rows,
+  }
+  for row in rows:
+    prepared.workdir.metric(row)
+  table = _table(rows)
+  verdict = 'passed' if passed else 'FAILED'
+  summary = (
+      f'{verdict}: {len(outcomes)} cases, {found["decode/tokens"]} tokens, '
+      f'{len(divergences)} rows differ, '
+      f'{found["decode/tokens_per_round"]:.2f} tokens per round\n'
   )
+  results.write_text(
+      prepared.workdir.path / 'verify.md', f'{table}\n\n{summary}'
+  )
+  prepared.workdir.finish(found)
+  print(f'{table}\n\n{summary}', end='')
+  return TaskResult(found, exit_status=0 if passed else 1)
+
+
+def _table(rows: Sequence[dict]) -> str:
+  header = [
+      'case',
+      'equal',
+      'differ',
+      'statistic',
+      'degrees',
+      'p-value',
+      'samples',
+      'smallest bias',
+      '',
+  ]
+  cells = []
+  for row in rows:
+    p_value = row.get('verify/p_value')
+    bias = row.get('verify/smallest_bias')
+    cells.append([
+        row['row/name'],
+        row['verify/rows_equal'],
+        row['verify/rows_differ'],
+        row.get('verify/statistic', ''),
+        row.get('verify/degrees', ''),
+        '' if p_value is None else f'{p_value:.2g}',
+        row.get('verify/samples', ''),
+        '' if bias is None else f'{bias:.3f}',
+        'passed' if row['verify/passed'] else 'FAILED',
+    ])
+  return report.table(header, cells)

@@ -16,6 +16,7 @@ from speculative.bench.compare import Divergence
 from speculative.bench.law import LawTest
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
+from speculative.decoding.engine import Generation
 from speculative.drafting.config import DrafterConfig
 from speculative.testing import faults
 
@@ -83,7 +84,7 @@ class Outcome:
     num_equal: rows that promise tokens and kept them.
     divergences: of those that did not.
     laws: one test a kind of row that draws.
-    tokens_per_round: of the rows compared.
+    generations: of the rows compared, one a batch.
     passed: whether nothing stands against the case.
   """
 
@@ -91,7 +92,7 @@ class Outcome:
   num_equal: int
   divergences: tuple[Divergence, ...]
   laws: tuple[LawTest, ...]
-  tokens_per_round: float
+  generations: tuple[Generation, ...]
   passed: bool
 
 
@@ -129,84 +130,76 @@ def cases(
 _SETTINGS = sorted({key for row in _SINGLE.values() for key in row})
 
 
-def run_case(
-    model: api.LanguageModel,
-    case: Case,
-    prompts: Sequence[Sequence[int]],
-    budget: Budget,
-    *,
-    plain: Engine,
-    fault: str,
-) -> Outcome:
-  """Verifies one case.
+def engine_of(model: api.LanguageModel, case: Case, fault: str) -> Engine:
+  """Returns the engine of a case.
 
   Args:
     model: with its weights loaded.
     case: which.
-    prompts: token ids; all are compared, the first is sampled from.
-    budget: how much is decoded.
-    plain: engine of plain decoding.
     fault: a deliberate fault of `testing.faults`, or ''.
-
-  Returns:
-    The Outcome.
   """
   engine = model.engine(case.drafter)
-  if fault:
-    engine = Engine(faults.inject(engine.step, fault), engine.weights)
-  num_equal, divergences, tokens_per_round = _compare(
-      case, prompts, plain=plain, engine=engine
-  )
-  laws = _test_laws(case, prompts[0], budget, plain=plain, engine=engine)
-  return Outcome(
-      case=case,
-      num_equal=num_equal,
-      divergences=tuple(divergences),
-      laws=tuple(laws),
-      tokens_per_round=tokens_per_round,
-      passed=not divergences
-      and all(test.passes(budget.false_alarm_rate) for test in laws),
-  )
+  if not fault:
+    return engine
+  return Engine(faults.inject(engine.step, fault), engine.weights)
 
 
-def _compare(
+def compare_batch(
     case: Case,
-    prompts: Sequence[Sequence[int]],
+    batch: Sequence[Sequence[int]],
     *,
+    first_prompt: int,
     plain: Engine,
     engine: Engine,
-) -> tuple[int, list[Divergence], float]:
-  """Sets the rows that promise tokens beside plain decoding."""
-  num_rows = max(len(prompts), len(case.rows))
-  ids = [prompts[i % len(prompts)] for i in range(num_rows)]
+) -> tuple[Generation, int, list[Divergence]]:
+  """Sets the rows of a batch that promise tokens beside plain decoding.
+
+  Args:
+    case: its kinds of rows are dealt out to the batch in turn.
+    batch: token ids; repeated where there are more kinds of rows than prompts.
+    first_prompt: index of the batch's first prompt among all.
+    plain: engine of plain decoding.
+    engine: of the case.
+
+  Returns:
+    The case's Generation, the number of rows equal, and where others left plain
+    decoding.
+  """
+  num_rows = max(len(batch), len(case.rows))
+  ids = [batch[i % len(batch)] for i in range(num_rows)]
   rows = [
       dataclasses.replace(
-          case.rows[i % len(case.rows)], seed=case.rows[0].seed + i
+          case.rows[i % len(case.rows)],
+          # A prompt's seed does not depend on the size of the batches.
+          seed=case.rows[0].seed + first_prompt + i,
+          rounds_per_call=0,
       )
       for i in range(num_rows)
   ]
-  expected = plain.generate(ids, rows)
   found = engine.generate(ids, rows)
-  num_equal, divergences = 0, []
-  for i, row in enumerate(rows):
-    if row.temperature > 0 and not case.drafter.is_deterministic:
-      continue
-    divergence = compare.divergence(
-        plain.step.model,
-        plain.weights.target,
-        prompt=i % len(prompts),
-        prompt_ids=ids[i],
-        plain=expected.token_ids[i],
-        other=found.token_ids[i],
-    )
-    if divergence is None:
-      num_equal += 1
-    else:
-      divergences.append(divergence)
-  return num_equal, divergences, found.tokens_per_round
+  promised = [
+      row.temperature == 0 or case.drafter.is_deterministic for row in rows
+  ]
+  if not any(promised):
+    return found, 0, []
+  expected = plain.generate(ids, rows)
+  divergences = [
+      compare.divergence(
+          plain.step.model,
+          plain.weights.target,
+          prompt=first_prompt + i % len(batch),
+          prompt_ids=ids[i],
+          plain=expected.token_ids[i],
+          other=found.token_ids[i],
+      )
+      for i in range(num_rows)
+      if promised[i]
+  ]
+  differ = [d for d in divergences if d is not None]
+  return found, len(divergences) - len(differ), differ
 
 
-def _test_laws(
+def test_laws(
     case: Case,
     prompt: Sequence[int],
     budget: Budget,
@@ -214,7 +207,18 @@ def _test_laws(
     plain: Engine,
     engine: Engine,
 ) -> list[LawTest]:
-  """Tests the law of every kind of row that draws."""
+  """Tests the law of every kind of row that draws.
+
+  Args:
+    case: which.
+    prompt: token ids.
+    budget: how much is decoded.
+    plain: engine of plain decoding.
+    engine: of the case.
+
+  Returns:
+    One LawTest a kind.
+  """
   kinds = len(case.rows)
   if all(row.temperature == 0 for row in case.rows):
     return []

@@ -1,0 +1,54 @@
+"""Is SmolLM2's output still its own, whatever the drafter and the sampler?
+
+  python -m speculative.run --config=configs/verify_smollm2.py --workdir=DIR
+
+Verifies greedy decoding, four samplers and a mixed batch of them, each with
+`lookup` and with an `lm` draft made of the target's own first six layers, by
+token and by block verification. Variants:
+
+  :tiny  the same cases on a random model of a few thousand weights
+
+`--config.verify.fault=NAME` puts a wrong verifier in place; the run then fails.
+"""
+
+from configs import common
+from ml_collections import config_dict
+
+_VARIANTS = ('full', 'tiny')
+
+
+def get_config(variant: str = 'full') -> config_dict.ConfigDict:
+  """Returns the config of a variant."""
+  if variant not in _VARIANTS:
+    raise ValueError(f'variant {variant!r} is not one of {_VARIANTS}.')
+  config = common.get_config()
+  config.task = 'verify'
+  config.target.model = common.SMOLLM2
+  config.target.dtype = 'float32'
+  config.drafter.kind = 'lm'
+  config.drafter.model = 'target'
+  config.drafter.num_layers = 6
+  config.decode.num_draft_tokens = 2
+  config.decode.max_new_tokens = 32
+  config.decode.batch_size = 6
+  config.data.num_prompts = 6
+  config.verify.samplers = (
+      'greedy',
+      'T1',
+      'T0.7_p0.9',
+      'T0.8_k40_m0.05',
+      'penalties',
+      'mixed',
+  )
+  config.verify.drafters = ('lookup', 'lm')
+  config.verify.rules = ('token', 'block')
+  config.verify.num_samples = 2048
+  config.verify.num_rows = 128
+  if variant == 'tiny':
+    config.target.model = 'random://tiny'
+    config.drafter.model = 'random://tiny_draft'
+    config.drafter.num_layers = 0
+    config.decode.max_new_tokens = 16
+    config.verify.num_samples = 8192
+    config.verify.num_rows = 2048
+  return config
