@@ -92,8 +92,10 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
     prepared.workdir.metric(row)
   found = results.environment(prepared.model) | {'rows': rows}
   prepared.workdir.finish(found)
-  results.write_text(prepared.workdir.path / 'results.md', measure.table(rows))
-  print(measure.table(rows))
+  reasons = ''.join(f'{measure.reason(row)}\n' for row in rows[1:])
+  said = f'{measure.table(rows)}\n{reasons}'
+  results.write_text(prepared.workdir.path / 'results.md', said)
+  print(said, end='')
   return TaskResult(found)
 
 

@@ -128,8 +128,8 @@ def _compare(
       measure.row_of(prepared, drafter, runs[0], of_setting)
       for drafter, of_setting in zip(settings, runs, strict=True)
   ]
-  say('\n' + measure.table(rows))
   row = rows[1]
+  say(f'\n{measure.table(rows)}\n{measure.reason(row)}\n')
   if row.get('lossless/greedy_equal') is False:
     say(
         f'Not all tokens are the same: in {model.precision.dtype} near ties '
