@@ -212,7 +212,7 @@ _FROM_DATA = {'generate.prompt': 'from data'}
         ({'decode.rounds_per_call': -1}, ['>= 0', 'got -1']),
         ({'decode.max_seq_len': 4096}, ['4096', 'at most 2048', 'lower it']),
         (
-            {'decode.max_seq_len': 30},
+            {'decode.max_seq_len': 30, 'generate.prompt': 'x' * 39},
             ['39 tokens', 'at most 29', 'config.decode.max_seq_len'],
         ),
         ({'generate.prompt': ''}, ['prompt is empty', 'give some text']),
