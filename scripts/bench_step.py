@@ -2,9 +2,9 @@
 
   python scripts/bench_step.py --model=REFERENCE [--dtype=auto]
 
-Times, in turn and warm: reading as many bytes as the weights have, the matrix
-products of one step alone, one forward pass without its cache's attention span
-(a cache of the smallest bucket), and one with a cache of 512 slots. Medians.
+Says how long reading the weights takes at the rate measured first, then times
+in turn and warm: the matrix products of one step alone, and a forward pass over
+one token with a cache of 32 slots and of 512. Medians.
 """
 
 import argparse
@@ -63,9 +63,7 @@ def main() -> None:
   loaded = api.load(arguments.model, dtype=arguments.dtype)
   engine = loaded.engine()
   model, params = engine.step.model, engine.weights.target
-  num_bytes = bandwidth.plain_step_bytes(
-      model, params, batch=1, prompt_len=1, new_tokens=1
-  )
+  num_bytes = bandwidth.plain_step_bytes(model, params, batch=1, num_slots=32)
   rate = bandwidth.read_rate(model.precision.param_dtype)
   products = _products(model, max(model.precision.min_rows, 1))
   forward = _forward(model)

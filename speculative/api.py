@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import dataclasses
 import os
 
-from absl import logging
-
 from speculative.checkpoints import pretrained
 from speculative.decoding import engine
 from speculative.decoding.autoregressive import Autoregressive
@@ -105,16 +103,15 @@ class LanguageModel:
       layers: str,
   ) -> params_lib.Params:
     params = source.load_params(precision.param_dtype)
-    if source.config.head == 'tied':
-      logging.info('%s: head tied to the embedding.', source.reference)
     return transformer.stack_layers(params) if layers == 'scanned' else params
 
-  def engine(self, drafter: DrafterConfig | None = None) -> Engine:
+  def engine(self, drafter: str | DrafterConfig | None = None) -> Engine:
     """Returns the engine of a drafter over the loaded weights.
 
     Args:
-      drafter: this model's own when absent; another must be of kind 'none' or
-        'lookup', or differ from it in no more than numbers.
+      drafter: this model's own when absent; another, or a kind with default
+        settings, must be 'none' or 'lookup', or differ from this model's own
+        in no more than numbers.
 
     Returns:
       The Engine; the same one for the same drafter.
@@ -122,13 +119,18 @@ class LanguageModel:
     Raises:
       UserError: If the drafter needs a draft model that was not loaded.
     """
+    if isinstance(drafter, str):
+      drafter = DrafterConfig(kind=drafter)
     drafter = drafter or self._drafter
     if drafter not in self._engines:
       self._engines[drafter] = Engine(self._step(drafter), self.load_weights())
     return self._engines[drafter]
 
   def _step(self, drafter: DrafterConfig) -> Autoregressive | Speculative:
-    target = transformer.Transformer(self.config, self.precision, self._layers)
+    num_tokens = self.tokenizer.vocab_size
+    target = transformer.Transformer(
+        self.config, self.precision, self._layers, num_tokens
+    )
     if drafter.is_plain:
       return Autoregressive(target)
     if drafter.kind == 'lookup':
@@ -140,13 +142,16 @@ class LanguageModel:
               min_ngram=drafter.min_ngram,
           ),
       )
-    if self._draft is None or drafter.model != self._drafter.model:
+    loaded = (self._drafter.model, self._drafter.dtype)
+    if self._draft is None or (drafter.model, drafter.dtype) != loaded:
       raise UserError(
-          f'the draft model {drafter.model!r} is not loaded; name it when the '
-          'model is loaded.'
+          f'the draft model {drafter.model!r} is not loaded in '
+          f'{drafter.dtype}; name it when the model is loaded.'
       )
     draft = transformer.Transformer(
-        self._draft.config, precision_lib.choose(drafter.dtype)
+        self._draft.config,
+        precision_lib.choose(drafter.dtype),
+        num_tokens=num_tokens,
     )
     return Speculative(
         target,
@@ -189,8 +194,13 @@ class LanguageModel:
     return base.encode_prompt(self.tokenizer, text)
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Returns the text of token ids, those beyond the tokenizer left out."""
-    return self.tokenizer.decode(self.known(ids))
+    """Returns the text of new tokens, which go on from a prompt.
+
+    Args:
+      ids: token ids; those beyond the tokenizer have no text.
+    """
+    stream = detokenizer.StreamingDetokenizer(self.tokenizer, at='inside')
+    return stream.push(self.known(ids)) + stream.flush()
 
   def known(self, ids: Sequence[int]) -> list[int]:
     """Leaves out ids of a padded head, which stand for nothing."""
@@ -201,7 +211,7 @@ class LanguageModel:
       prompts: str | Sequence[str] | Sequence[Sequence[int]],
       *,
       chat_template: str = 'auto',
-      drafter: DrafterConfig | None = None,
+      drafter: str | DrafterConfig | None = None,
       on_text: Callable[[int, str], None] | None = None,
       **decode: object,
   ) -> Result:
@@ -221,14 +231,14 @@ class LanguageModel:
     Raises:
       UserError: For a prompt or a setting that cannot be used.
     """
-    if isinstance(prompts, str):
-      prompts = [prompts]
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     ids = [self._ids(p, chat_template) for p in prompts]
     config = self.decode_config(**decode)
     if on_text is not None and config.rounds_per_call == 0:
       config = dataclasses.replace(config, rounds_per_call=1)
     streams = [
-        detokenizer.StreamingDetokenizer(self.tokenizer) for _ in prompts
+        detokenizer.StreamingDetokenizer(self.tokenizer, at='inside')
+        for _ in prompts
     ]
 
     def on_tokens(row: int, new: list[int]) -> None:
@@ -269,6 +279,11 @@ class LanguageModel:
     decode.setdefault('stop_ids', self.tokenizer.eos_ids)
     if not decode.get('max_seq_len'):
       decode['max_seq_len'] = self.max_seq_len
+    if not 1 < decode['max_seq_len'] <= self.max_seq_len:
+      raise UserError(
+          f'max_seq_len is {decode["max_seq_len"]}, but this model was made '
+          f'for texts of 2 to {self.max_seq_len} tokens; choose one of these.'
+      )
     return DecodeConfig(**decode)
 
   def check(

@@ -200,6 +200,9 @@ _FROM_DATA = {'generate.prompt': 'from data'}
             ['>= 0', 'got -0.5', 'config.decode.temperature'],
         ),
         ({'decode.temperature': float('nan')}, ['>= 0', 'got nan']),
+        ({'decode.temperature': float('inf')}, ['finite', 'got inf']),
+        ({'decode.temperature': 1e-40}, ['0.0001 or more', 'got 1e-40']),
+        ({'decode.num_draft_tokens': 257}, ['<= 256', 'got 257']),
         (
             {'decode.top_p': 0.0},
             ['in (0, 1]', 'got 0.0', 'config.decode.top_p'],

@@ -9,6 +9,7 @@ guard that forbids anything implicit.
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+import math
 import time
 
 import jax
@@ -25,7 +26,8 @@ from speculative.errors import UserError
 
 LOG_PROBS = ('none', 'chosen')
 _SMALLEST_BUCKET = 32
-_ALL_ROUNDS = np.iinfo(np.int32).max // 2
+_INT32_MAX = np.iinfo(np.int32).max
+_ALL_ROUNDS = _INT32_MAX // 2
 _STOP_ID_BUCKET = 8
 
 
@@ -61,14 +63,18 @@ class DecodeConfig:
   def __post_init__(self) -> None:
     for name, holds, need in (
         ('max_new_tokens', self.max_new_tokens >= 1, '>= 1'),
-        ('temperature', self.temperature >= 0, '>= 0 (0 is greedy)'),
+        (
+            'temperature',
+            self.temperature == 0 or 1e-4 <= self.temperature < math.inf,
+            '>= 0 (0 is greedy), finite, and 0.0001 or more unless it is 0',
+        ),
         ('top_k', self.top_k >= 0, '>= 0 (0 keeps all tokens)'),
         ('top_p', 0 < self.top_p <= 1, 'in (0, 1]'),
         ('rounds_per_call', self.rounds_per_call >= 0, '>= 0 (0 is no limit)'),
         (
             'log_probs',
-            self.log_probs in ('none', 'chosen'),
-            "'none' or 'chosen'",
+            self.log_probs in LOG_PROBS,
+            ' or '.join(LOG_PROBS),
         ),
     ):
       if not holds:
@@ -130,7 +136,7 @@ class Generation:
 
 
 def bucket(length: int) -> int:
-  """Rounds a length up to 32, 48, 64, 96, 128, ...: at most half is padding."""
+  """Rounds a length up to 32, 48, 64, 96, 128, 192, ..."""
   size = _SMALLEST_BUCKET
   while size < length:
     if size + size // 2 >= length:
@@ -159,6 +165,26 @@ def check(prompts: Sequence[Sequence[int]], config: DecodeConfig) -> None:
           f'{config.max_seq_len} at most {config.max_seq_len - 1} fit; '
           'shorten it or raise config.decode.max_seq_len.'
       )
+
+
+def cache_slots(
+    step: Step, *, prompt_len: int, max_new_tokens: int, max_seq_len: int
+) -> int:
+  """Returns S, the bucket of cache and token buffer of a batch.
+
+  It follows from the prompts' bucket, so that one prompt bucket has one
+  program; a large budget does not make it longer than texts can get.
+
+  Args:
+    step: what will decode.
+    prompt_len: of the longest prompt.
+    max_new_tokens: the largest of the rows.
+    max_seq_len: longest text allowed.
+  """
+  width = bucket(prompt_len)
+  most_new = min(max_new_tokens, max_seq_len)
+  longest = min(width + most_new, max(width, max_seq_len))
+  return bucket(longest + loop.slack(step))
 
 
 OnTokens = Callable[[int, list[int]], None]
@@ -198,10 +224,12 @@ class Engine:
     width = bucket(int(lens.max()))
     most_new = min(config.max_new_tokens, config.max_seq_len)
     limit = np.minimum(lens + most_new, config.max_seq_len)
-    # The cache's bucket follows from the prompt's, so that one prompt bucket
-    # has one program; a large budget does not make it longer than texts get.
-    longest = min(width + most_new, max(width, config.max_seq_len))
-    max_seq_len = bucket(longest + loop.slack(self.step))
+    max_seq_len = cache_slots(
+        self.step,
+        prompt_len=int(lens.max()),
+        max_new_tokens=config.max_new_tokens,
+        max_seq_len=config.max_seq_len,
+    )
     padded = np.zeros((B, width), np.int32)
     for row, prompt in enumerate(prompts):
       padded[row, : len(prompt)] = prompt
@@ -214,7 +242,8 @@ class Engine:
         warping=Warping(
             greedy_B=np.full(B, config.temperature == 0),
             temperature_B=np.full(B, config.temperature or 1.0, np.float32),
-            top_k_B=np.full(B, config.top_k, np.int32),
+            # More than all tokens is all tokens.
+            top_k_B=np.full(B, min(config.top_k, _INT32_MAX), np.int32),
             top_p_B=np.full(B, config.top_p, np.float32),
         ),
         seed_B=seeds.astype(np.uint32),
@@ -296,7 +325,9 @@ def _tell(carry: Carry, seen: list[int], on_tokens: OnTokens) -> list[int]:
   tokens, lens = jax.device_get((carry.state.tokens_BS, carry.state.seq_len_B))
   for row, (before, now) in enumerate(zip(seen, lens, strict=True)):
     if now > before:
-      on_tokens(row, tokens[row, before:now].tolist())
+      # The user's code may use jax as it likes.
+      with jax.transfer_guard('allow'):
+        on_tokens(row, tokens[row, before:now].tolist())
   return lens.tolist()
 
 

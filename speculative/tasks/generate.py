@@ -88,10 +88,13 @@ def _answer(
   # Texts of several rows would mix if they came piece by piece.
   streams = len(prepared.prompts) == 1
   for index, batch in enumerate(prepared.batches):
+    decode = _fields(prepared.decode_of(index))
+    if not streams:
+      decode['rounds_per_call'] = 0
     result = prepared.model.generate(
         batch,
         on_text=(lambda row, text: say(text)) if streams else None,
-        **_fields(prepared.decode_of(index)),
+        **decode,
     )
     if streams:
       say('\n')

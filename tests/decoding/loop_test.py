@@ -153,6 +153,7 @@ def _decode(pair, make_sampling, step, *, max_seq_len, pad=17):
   return _texts(_run(pair, carry, 100, step))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'step', [_LOOKUP, _LM], ids=['lookup', 'lm, padded rows']
 )
