@@ -75,7 +75,9 @@ def get_config() -> config_dict.ConfigDict:
 
   config.generate = config_dict.ConfigDict()
   # The one prompt; data.prompts is used instead when it is 'from data'.
-  config.generate.prompt = 'Give me three tips for staying healthy.'
+  config.generate.prompt = (
+      'Write a Python class for a stack with push, pop, peek and is_empty.'
+  )
   # 'yes' sets plain decoding beside it: times, and whether tokens are equal.
   config.generate.compare = 'no'
 

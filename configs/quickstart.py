@@ -1,6 +1,6 @@
 """Does speculation say the same as plain decoding, on a laptop?
 
-  bash scripts/quickstart.sh --prompt "Give me three tips for staying healthy."
+  bash scripts/quickstart.sh --prompt "Write a Python class for a stack."
   python -m speculative.run --config=configs/quickstart.py --workdir=DIR
 
 Streams an answer of SmolLM2-135M-Instruct and ends with a table of plain and

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 import dataclasses
 import os
 
-from absl import logging
-
 from speculative.checkpoints import pretrained
 from speculative.decoding import config as config_lib
 from speculative.decoding import engine
@@ -123,16 +121,15 @@ class LanguageModel:
       layers: str,
   ) -> params_lib.Params:
     params = source.load_params(precision.param_dtype)
-    if source.config.head == 'tied':
-      logging.info('%s: head tied to the embedding.', source.reference)
     return transformer.stack_layers(params) if layers == 'scanned' else params
 
-  def engine(self, drafter: DrafterConfig | None = None) -> Engine:
+  def engine(self, drafter: str | DrafterConfig | None = None) -> Engine:
     """Returns the engine of a drafter over the loaded weights.
 
     Args:
-      drafter: this model's own when absent; another must be of kind 'none' or
-        'lookup', or differ from it in no more than numbers.
+      drafter: this model's own when absent; another, or a kind with default
+        settings, must be 'none' or 'lookup', or differ from this model's own
+        in no more than numbers.
 
     Returns:
       The Engine; the same one for the same drafter.
@@ -140,13 +137,18 @@ class LanguageModel:
     Raises:
       UserError: If the drafter needs a draft model that was not loaded.
     """
+    if isinstance(drafter, str):
+      drafter = DrafterConfig(kind=drafter)
     drafter = drafter or self._drafter
     if drafter not in self._engines:
       self._engines[drafter] = Engine(self._step(drafter), self.load_weights())
     return self._engines[drafter]
 
   def _step(self, drafter: DrafterConfig) -> Autoregressive | Speculative:
-    target = transformer.Transformer(self.config, self.precision, self._layers)
+    num_tokens = self.tokenizer.vocab_size
+    target = transformer.Transformer(
+        self.config, self.precision, self._layers, num_tokens
+    )
     if drafter.is_plain:
       return Autoregressive(target)
     if drafter.kind == 'lookup':
@@ -158,12 +160,16 @@ class LanguageModel:
               min_ngram=drafter.min_ngram,
           ),
       )
-    if self._draft is None or drafter.model != self._drafter.model:
+    if self._draft is None or _weights_of(drafter) != _weights_of(
+        self._drafter
+    ):
       raise UserError(
-          f'the draft model {drafter.model!r} is not loaded; name it when the '
-          'model is loaded.'
+          f'the draft model {drafter.model!r} is not loaded in '
+          f'{drafter.dtype}; name it when the model is loaded.'
       )
-    draft = transformer.Transformer(self._draft_config, self._draft_precision)
+    draft = transformer.Transformer(
+        self._draft_config, self._draft_precision, num_tokens=num_tokens
+    )
     return Speculative(
         target,
         lm.Lm(
@@ -206,19 +212,20 @@ class LanguageModel:
     return base.encode_prompt(self.tokenizer, text)
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Returns the text of token ids, those beyond the tokenizer left out."""
-    return self.tokenizer.decode(self.known(ids))
+    """Returns the text of new tokens, which go on from a prompt.
 
-  def known(self, ids: Sequence[int]) -> list[int]:
-    """Leaves out ids of a padded head, which stand for nothing."""
-    return [i for i in ids if i < self.tokenizer.vocab_size]
+    Args:
+      ids: token ids; those beyond the tokenizer have no text.
+    """
+    stream = text_stream.TextStream(self.tokenizer)
+    return stream.push(ids) + stream.flush()
 
   def generate(
       self,
       prompts: str | Sequence[str] | Sequence[Sequence[int]],
       *,
       chat_template: str = 'auto',
-      drafter: DrafterConfig | None = None,
+      drafter: str | DrafterConfig | None = None,
       rows: Sequence[Mapping[str, object]] | None = None,
       on_text: Callable[[int, str], None] | None = None,
       **decode: object,
@@ -241,8 +248,7 @@ class LanguageModel:
     Raises:
       UserError: For a prompt or a setting that cannot be used.
     """
-    if isinstance(prompts, str):
-      prompts = [prompts]
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     ids = [self._ids(p, chat_template) for p in prompts]
     configs = self.decode_configs(len(ids), rows=rows, **decode)
     self.check(ids, configs)
@@ -346,6 +352,11 @@ class LanguageModel:
     decode.setdefault('stop_ids', self.tokenizer.eos_ids)
     if not decode.get('max_seq_len'):
       decode['max_seq_len'] = self.max_seq_len
+    if not 1 < decode['max_seq_len'] <= self.max_seq_len:
+      raise UserError(
+          f'max_seq_len is {decode["max_seq_len"]}, but this model was made '
+          f'for texts of 2 to {self.max_seq_len} tokens; choose one of these.'
+      )
     return DecodeConfig(**decode)
 
   def check(
@@ -363,6 +374,11 @@ class LanguageModel:
       UserError: As `decoding.engine.check`.
     """
     engine.check(prompts, configs, vocab_size=self.config.vocab_size)
+
+
+def _weights_of(drafter: DrafterConfig) -> tuple[str, int, str]:
+  """Returns what the loaded weights of a draft model depend on."""
+  return drafter.model, drafter.num_layers, drafter.dtype
 
 
 def _check_draft(

@@ -200,6 +200,9 @@ _FROM_DATA = {'generate.prompt': 'from data'}
             ['>= 0', 'got -0.5', 'config.decode.temperature'],
         ),
         ({'decode.temperature': float('nan')}, ['>= 0', 'got nan']),
+        ({'decode.temperature': float('inf')}, ['finite', 'got inf']),
+        ({'decode.temperature': 1e-40}, ['0.0001 or more', 'got 1e-40']),
+        ({'decode.num_draft_tokens': 257}, ['<= 256', 'got 257']),
         (
             {'decode.top_p': 0.0},
             ['in (0, 1]', 'got 0.0', 'config.decode.top_p'],
@@ -212,7 +215,7 @@ _FROM_DATA = {'generate.prompt': 'from data'}
         ({'decode.rounds_per_call': -1}, ['>= 0', 'got -1']),
         ({'decode.max_seq_len': 4096}, ['4096', 'at most 2048', 'lower it']),
         (
-            {'decode.max_seq_len': 30},
+            {'decode.max_seq_len': 30, 'generate.prompt': 'x' * 39},
             ['39 tokens', 'at most 29', 'config.decode.max_seq_len'],
         ),
         ({'generate.prompt': ''}, ['prompt is empty', 'give some text']),

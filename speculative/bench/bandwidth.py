@@ -6,7 +6,6 @@ import jax
 from jax import numpy as jnp
 import numpy as np
 
-from speculative.decoding import engine as engine_lib
 from speculative.models import transformer
 from speculative.models.params import Params
 
@@ -51,8 +50,7 @@ def plain_step_bytes(
     params: Params,
     *,
     batch: int,
-    prompt_len: int,
-    new_tokens: int,
+    num_slots: int,
 ) -> int:
   """Counts the bytes one plain decoding step reads.
 
@@ -60,8 +58,7 @@ def plain_step_bytes(
     model: the target.
     params: its weights.
     batch: rows.
-    prompt_len: of the longest prompt.
-    new_tokens: most tokens a row may add.
+    num_slots: S, slots of the cache; see `engine.cache_slots`.
 
   Returns:
     All weights once, but of an embedding apart from the head only the rows
@@ -70,9 +67,7 @@ def plain_step_bytes(
   weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
   if model.config.head == 'untied':
     weights -= params['embed'].nbytes
-  width = engine_lib.bucket(prompt_len)
-  slots = engine_lib.bucket(width + new_tokens + 1 + model.slack)
-  cache = jax.eval_shape(lambda: model.init_cache(batch, slots))
+  cache = jax.eval_shape(lambda: model.init_cache(batch, num_slots))
   kv_bytes = sum(
       leaf.size * leaf.dtype.itemsize
       for leaf in jax.tree.leaves((cache.k, cache.v))

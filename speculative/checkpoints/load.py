@@ -8,6 +8,8 @@ read, brought to our layout and dtype, placed and freed.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -118,15 +120,41 @@ def open_checkpoint(
     tensors = orbax_dir.OrbaxDirectory(path)
     return Checkpoint(reference, path, 'orbax', config, d, tensors)
   config = _in_file(path, _config_from_hf, d)
-  return Checkpoint(reference, path, 'hf', config, d, hf_dir.HfDirectory(path))
+  with well_formed(path):
+    tensors = hf_dir.HfDirectory(path)
+  return Checkpoint(reference, path, 'hf', config, d, tensors)
+
+
+@contextlib.contextmanager
+def well_formed(path: pathlib.Path) -> Iterator[None]:
+  """Turns what parsing trips over into one line that names the file.
+
+  Args:
+    path: of what is being parsed.
+
+  Raises:
+    UserError: Where a field has another type than every published file's.
+  """
+  try:
+    yield
+  except UserError:
+    raise
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise UserError(
+        f'{path} is malformed ({type(error).__name__}: {error}); fetch the '
+        'checkpoint again.'
+    ) from error
 
 
 def _in_file(
     path: pathlib.Path, parse: Callable[[Any], TransformerConfig], source: Any
 ) -> TransformerConfig:
   try:
-    return parse(source)
+    with well_formed(path):
+      return parse(source)
   except UserError as error:
+    if str(path) in str(error):
+      raise
     raise UserError(f'{path}: {error}') from error
 
 

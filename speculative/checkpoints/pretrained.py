@@ -85,7 +85,10 @@ def open_pretrained(
   if reference.startswith(_RANDOM):
     return _open_random(reference)
   checkpoint = load.open_checkpoint(reference, cache_dir=cache_dir)
-  tokenizer = tokenizer_lib.load(checkpoint.gguf_fields or checkpoint.directory)
+  with load.well_formed(checkpoint.path):
+    tokenizer = tokenizer_lib.load(
+        checkpoint.gguf_fields or checkpoint.directory
+    )
   if tokenizer.vocab_size > checkpoint.config.vocab_size:
     raise UserError(
         f'{reference}: the tokenizer has {tokenizer.vocab_size} tokens, the '

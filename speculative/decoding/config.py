@@ -132,8 +132,8 @@ class DecodeConfig:
         ),
         (
             'temperature',
-            0 <= self.temperature < math.inf,
-            '>= 0 (0 is greedy)',
+            self.temperature == 0 or 1e-4 <= self.temperature < math.inf,
+            '>= 0 (0 is greedy), finite, and 0.0001 or more unless it is 0',
         ),
         ('top_k', self.top_k >= 0, '>= 0 (0 keeps all tokens)'),
         ('top_p', 0 < self.top_p <= 1, 'in (0, 1]'),

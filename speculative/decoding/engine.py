@@ -81,7 +81,7 @@ class Generation:
 
 
 def bucket(length: int) -> int:
-  """Rounds a length up to 32, 48, 64, 96, 128, ...: at most half is padding."""
+  """Rounds a length up to 32, 48, 64, 96, 128, 192, ..."""
   size = _SMALLEST_BUCKET
   while size < length:
     if size + size // 2 >= length:
@@ -129,6 +129,26 @@ def check(
       )
 
 
+def cache_slots(
+    step: Step, *, prompt_len: int, max_new_tokens: int, max_seq_len: int
+) -> int:
+  """Returns S, the bucket of cache and token buffer of a batch.
+
+  It follows from the prompts' bucket, so that one prompt bucket has one
+  program; a large budget does not make it longer than texts can get.
+
+  Args:
+    step: what will decode.
+    prompt_len: of the longest prompt.
+    max_new_tokens: the largest of the rows.
+    max_seq_len: longest text allowed.
+  """
+  width = bucket(prompt_len)
+  most_new = min(max_new_tokens, max_seq_len)
+  longest = min(width + most_new, max(width, max_seq_len))
+  return bucket(longest + loop.slack(step))
+
+
 # Called with (row, new token ids). Returns None while the row may go on, or how
 # many of its new tokens count, all told, to end it there.
 OnTokens = Callable[[int, list[int]], int | None]
@@ -170,13 +190,15 @@ class Engine:
     B = len(prompts)
     lens = np.array([len(p) for p in prompts], np.int32)
     width = bucket(int(lens.max()))
-    # The cache's bucket follows from the prompt's, so that one prompt bucket
-    # has one program; a large budget does not make it longer than texts get.
     longest = rows[0].max_seq_len
     most_new = np.minimum([row.max_new_tokens for row in rows], longest)
     limit = np.minimum(lens + most_new, longest).astype(np.int32)
-    needed = min(width + int(most_new.max()), max(width, longest))
-    max_seq_len = bucket(needed + loop.slack(self.step))
+    max_seq_len = cache_slots(
+        self.step,
+        prompt_len=int(lens.max()),
+        max_new_tokens=int(most_new.max()),
+        max_seq_len=longest,
+    )
     padded = np.zeros((B, width), np.int32)
     for row, prompt in enumerate(prompts):
       padded[row, : len(prompt)] = prompt
@@ -294,7 +316,9 @@ class _Watch:
     )
     for row, (before, now) in enumerate(zip(self._seen, lens, strict=True)):
       if now > before and row not in self.kept:
-        keep = self._on_tokens(row, tokens[row, before:now].tolist())
+        # The user's code may use jax as it likes.
+        with jax.transfer_guard('allow'):
+          keep = self._on_tokens(row, tokens[row, before:now].tolist())
         if keep is not None:
           self.kept[row] = keep
     self._seen = lens

@@ -118,7 +118,9 @@ def warp_logits(warping: Warping, logits_BTV: jax.Array) -> jax.Array:
   top_p_B = jnp.where(warping.greedy_B, 1.0, warping.top_p_B)
   temperature_B = jnp.where(warping.greedy_B, 1.0, warping.temperature_B)
 
-  warped_BTV = logits_BTV / temperature_B[:, None, None]
+  # From the largest down, so that a small temperature cannot overflow.
+  lowered_BTV = logits_BTV - logits_BTV.max(axis=-1, keepdims=True)
+  warped_BTV = lowered_BTV / temperature_B[:, None, None]
   warped_BTV = jax.lax.cond(
       jnp.any(min_p_B > 0),
       lambda x: _cut_min_p(x, min_p_B),

@@ -85,6 +85,11 @@ class Step(Protocol):
     """J, most drafted tokens a round may test."""
     ...
 
+  @property
+  def features(self) -> tuple[int, ...]:
+    """Layers of the target whose output the round's drafter wants."""
+    ...
+
   def init(
       self,
       weights: Weights,
@@ -143,12 +148,11 @@ def prefill(
   """
   B, T = prompts_BT.shape
   J = step.num_draft_tokens
-  features = step.features if hasattr(step, 'features') else ()
   out = step.model.forward(
       weights.target,
       prompts_BT,
       step.model.init_cache(B, max_seq_len),
-      features=features,
+      features=step.features,
   )
 
   # Every leaf its own buffer: the loop donates them one by one.

@@ -5,6 +5,8 @@ import dataclasses
 from speculative.decoding import verify
 from speculative.errors import UserError
 
+# No chain this long has ever been accepted; buffers grow with it.
+MOST_DRAFT_TOKENS = 256
 KINDS = ('none', 'lookup', 'lm')
 # Drafters whose law is one-hot: their sampled output is plain decoding's own.
 DETERMINISTIC = ('none', 'lookup')
@@ -47,9 +49,9 @@ class DrafterConfig:
           f'config.decode.verification is {self.rule!r}; it needs to be one of '
           f'{", ".join(verify.RULES)}.'
       )
-    if self.num_draft_tokens < 0:
+    if self.num_draft_tokens < 0 or self.num_draft_tokens > MOST_DRAFT_TOKENS:
       raise UserError(
-          'num_draft_tokens needs to be >= 0, got '
+          f'num_draft_tokens needs to be >= 0 and <= {MOST_DRAFT_TOKENS}, got '
           f'{self.num_draft_tokens}; set config.decode.num_draft_tokens.'
       )
     if self.num_layers < 0:

@@ -44,6 +44,13 @@ class RopeConfig:
           f'rope scaling {self.scaling!r} is not supported; known: '
           f'{", ".join(_ROPE_SCALINGS)}.'
       )
+    if self.scaling == 'llama3' and not (
+        0 < self.low_freq_factor < self.high_freq_factor
+    ):
+      raise UserError(
+          'llama3 rope scaling needs 0 < low_freq_factor < high_freq_factor, '
+          f'got {self.low_freq_factor} and {self.high_freq_factor}.'
+      )
     if self.scaling in ('llama3', 'yarn') and self.original_max_position <= 0:
       raise UserError(
           f'rope scaling {self.scaling!r} needs original_max_position > 0, got '

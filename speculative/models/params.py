@@ -27,8 +27,8 @@ class ParamSpec:
 
   Attributes:
     shape: its dimensions.
-    axes: the logical axis of every dimension; `sharding.MEGATRON` maps them to
-      mesh axes.
+    axes: the logical axis of every dimension, which sharding rules map to mesh
+      axes; None is never split.
     init: 'normal' (std 1 / sqrt(fan in)), 'ones' or 'zeros'.
     kind: 'matrix' is stored in the compute dtype, 'vector' (norms, biases)
       always in float32.

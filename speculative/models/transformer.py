@@ -54,11 +54,14 @@ class Transformer:
     precision: number formats.
     layout: 'unrolled' layers (fastest to run) or 'scanned' ones (fastest to
       compile; `stack_layers` prepares the params).
+    num_tokens: tokens that stand for text; rows of a padded head beyond them
+      have logit minus infinity and are never drawn. 0 means all.
   """
 
   config: TransformerConfig
   precision: Precision = Precision()
   layout: str = 'unrolled'
+  num_tokens: int = 0
 
   @property
   def slack(self) -> int:
@@ -208,7 +211,11 @@ class Transformer:
     head_VD = params['embed' if self.config.head == 'tied' else 'head']
     # Float32 out of the product: bfloat16 logits of a large vocabulary tie.
     wide = dataclasses.replace(self.precision, activations='float32')
-    return layers.project(hidden_BTD, head_VD, precision=wide)
+    logits_BTV = layers.project(hidden_BTD, head_VD, precision=wide)
+    if not 0 < self.num_tokens < self.config.vocab_size:
+      return logits_BTV
+    is_token_V = jnp.arange(self.config.vocab_size) < self.num_tokens
+    return jnp.where(is_token_V[None, None, :], logits_BTV, -jnp.inf)
 
 
 def stack_layers(params: Params) -> Params:

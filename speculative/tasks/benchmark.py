@@ -9,6 +9,7 @@ from ml_collections import config_dict
 from speculative import config as config_lib
 from speculative.bench import bandwidth
 from speculative.bench import compiles
+from speculative.decoding import engine as engine_lib
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.tasks import common
@@ -92,8 +93,10 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
     prepared.workdir.metric(row)
   found = results.environment(prepared.model) | {'rows': rows}
   prepared.workdir.finish(found)
-  results.write_text(prepared.workdir.path / 'results.md', measure.table(rows))
-  print(measure.table(rows))
+  reasons = ''.join(f'{measure.reason(row)}\n' for row in rows[1:])
+  said = f'{measure.table(rows)}\n{reasons}'
+  results.write_text(prepared.workdir.path / 'results.md', said)
+  print(said, end='')
   return TaskResult(found)
 
 
@@ -101,12 +104,17 @@ def _floor_ms(prepared: common.Prepared) -> float:
   """Returns the milliseconds a plain step needs to read its bytes."""
   engine = prepared.model.engine(common.plain(prepared.model.drafter))
   weights = engine.weights.target
+  batch = prepared.batches[0]
   total = bandwidth.plain_step_bytes(
       engine.step.model,
       weights,
-      batch=len(prepared.batches[0]),
-      prompt_len=max(len(ids) for ids in prepared.batches[0]),
-      new_tokens=prepared.decode.max_new_tokens,
+      batch=len(batch),
+      num_slots=engine_lib.cache_slots(
+          engine.step,
+          prompt_len=max(len(ids) for ids in batch),
+          max_new_tokens=prepared.decode.max_new_tokens,
+          max_seq_len=prepared.decode.max_seq_len,
+      ),
   )
   rate = bandwidth.read_rate(prepared.model.precision.param_dtype)
   return 1e3 * total / rate

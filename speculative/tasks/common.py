@@ -11,6 +11,7 @@ from ml_collections import config_dict
 from speculative import api
 from speculative import config as config_lib
 from speculative.bench.prompts import Prompt
+from speculative.decoding import engine
 from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
@@ -136,6 +137,12 @@ def name(drafter: DrafterConfig) -> str:
 def warm_up(run: Prepared, settings: Sequence[DrafterConfig]) -> None:
   """Compiles every program the run will need."""
   logging.info('Compiling for %d setting(s) ...', len(settings))
+  warm = set()
   for batch in run.batches:
+    # Batches of one size and bucket share their programs.
+    shape = (len(batch), engine.bucket(max(map(len, batch))))
+    if shape in warm:
+      continue
+    warm.add(shape)
     for drafter in settings:
       run.model.engine(drafter).warm_up(batch, run.decode)

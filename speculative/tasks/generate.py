@@ -88,10 +88,13 @@ def _answer(
   # Texts of several rows would mix if they came piece by piece.
   streams = len(prepared.prompts) == 1
   for index, batch in enumerate(prepared.batches):
+    decode = _fields(prepared.decode_of(index))
+    if not streams:
+      decode['rounds_per_call'] = 0
     result = prepared.model.generate(
         batch,
         on_text=(lambda row, text: say(text)) if streams else None,
-        **_fields(prepared.decode_of(index)),
+        **decode,
     )
     if streams:
       say('\n')
@@ -128,8 +131,8 @@ def _compare(
       measure.row_of(prepared, drafter, runs[0], of_setting)
       for drafter, of_setting in zip(settings, runs, strict=True)
   ]
-  say('\n' + measure.table(rows))
   row = rows[1]
+  say(f'\n{measure.table(rows)}\n{measure.reason(row)}\n')
   if row.get('lossless/greedy_equal') is False:
     say(
         f'Not all tokens are the same: in {model.precision.dtype} near ties '

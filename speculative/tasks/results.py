@@ -107,7 +107,7 @@ class Workdir:
           (path / name).unlink(missing_ok=True)
       write_json(path / 'config.json', config.to_dict())
       write_text(self._metrics, '')
-    except UserError:
+    except Exception:
       if is_new:
         shutil.rmtree(path, ignore_errors=True)
       raise

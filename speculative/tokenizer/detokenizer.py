@@ -17,13 +17,21 @@ class StreamingDetokenizer:
   push([8]) returns 'é'. If the stream ends after 7, flush() returns U+FFFD.
   """
 
-  def __init__(self, tokenizer: base.Tokenizer):
+  def __init__(self, tokenizer: base.Tokenizer, *, at: str = 'start'):
     """Starts an empty stream.
 
     Args:
       tokenizer: whose ids will be pushed.
+      at: 'start' of a text, where a SentencePiece model's extra space is
+        dropped, or 'inside' of one, where a space is a space.
+
+    Raises:
+      ValueError: If at is neither.
     """
+    if at not in ('start', 'inside'):
+      raise ValueError(f"at must be 'start' or 'inside', got {at!r}.")
     self._tokenizer = tokenizer
+    self._at = at
     self._start()
 
   def push(self, ids: Iterable[int]) -> str:
@@ -51,5 +59,6 @@ class StreamingDetokenizer:
     return text
 
   def _start(self) -> None:
-    self._leading_space = self._tokenizer.leading_space
+    inside = self._at == 'inside'
+    self._leading_space = 'keep' if inside else self._tokenizer.leading_space
     self._utf8 = codecs.getincrementaldecoder('utf-8')(errors='replace')

@@ -34,7 +34,7 @@ class TextStream:
       stop_strings: texts that end the stream, none of them empty.
     """
     self._vocab_size = tokenizer.vocab_size
-    self._stream = detokenizer.StreamingDetokenizer(tokenizer)
+    self._stream = detokenizer.StreamingDetokenizer(tokenizer, at='inside')
     self._stops = tuple(stop_strings)
     self._held = ''
     self.text = ''

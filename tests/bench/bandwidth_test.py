@@ -39,7 +39,7 @@ def _bytes(config, dtype='float32', **lengths) -> tuple[int, int]:
       formats.param_dtype,
       lambda name, spec, dtype: np.zeros(spec.shape, dtype),
   )
-  lengths = {'batch': 1, 'prompt_len': 10, 'new_tokens': 4} | lengths
+  lengths = {'batch': 1, 'num_slots': 48} | lengths
   weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
   return bandwidth.plain_step_bytes(model, params, **lengths), weights
 
@@ -52,7 +52,6 @@ def _cache_bytes(config, slots: int, batch: int = 1, itemsize: int = 4) -> int:
 def test_a_step_reads_all_weights_of_a_tied_model_and_the_whole_cache():
   config = dataclasses.replace(tiny.TARGET, head='tied')
   total, weights = _bytes(config)
-  # A prompt of 10 has a bucket of 32; with 4 new tokens, one of 48.
   assert total == weights + _cache_bytes(config, 48)
 
 

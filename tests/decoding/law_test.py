@@ -18,7 +18,7 @@ from speculative.testing import chi_square
 from speculative.testing import oracles
 from speculative.testing.table_model import TableModel
 
-pytestmark = pytest.mark.statistical
+pytestmark = [pytest.mark.statistical, pytest.mark.slow]
 
 # A right implementation fails once in a million seeds; these are fixed.
 _FALSE_ALARM = 1e-6

@@ -80,6 +80,13 @@ def test_tokens_that_tie_with_the_last_one_kept_are_kept(
   np.testing.assert_array_equal(np.flatnonzero(law), kept)
 
 
+@pytest.mark.parametrize('value', [1.0, -3.0, 1e-3, 100.0])
+def test_neighbouring_float32_values_are_told_apart(make_warping, value):
+  below = np.nextafter(np.float32(value), np.float32(-np.inf))
+  law = _one(make_warping, [below, value, below, -200], top_k=1)
+  np.testing.assert_array_equal(law, [0, 1, 0, 0])
+
+
 @pytest.mark.parametrize(
     'logits', [[1, 3, 3, 2], [-np.inf, 0, -np.inf, 0], [-5, -4, -4, -9]]
 )

@@ -135,6 +135,14 @@ def test_categorical_draws_each_position_from_its_own_law():
     assert together[b, t] == expected
 
 
+def test_categorical_looks_at_the_ratios_of_probabilities_only():
+  laws = _laws_with_holes(200, 300)[None]
+  u = np.random.default_rng(1).random((1, 200)).astype(np.float32)
+  np.testing.assert_array_equal(
+      _categorical(u, laws / 2), _categorical(u, laws)
+  )
+
+
 _draw = jax.jit(sampling_lib.draw, static_argnames='use')
 
 

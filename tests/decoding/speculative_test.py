@@ -84,6 +84,7 @@ def test_a_target_that_drafts_for_itself_accepts_everything(
     assert got.token_ids == plain.generate(prompts, config).token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'config', [_GREEDY, _SAMPLED], ids=['greedy', 'sampled']
 )
@@ -111,6 +112,7 @@ def test_a_row_says_the_same_in_another_order(request, prompts, engine):
   np.testing.assert_array_equal(backward.accepted, forward.accepted[::-1])
 
 
+@pytest.mark.slow
 def test_scanned_layers_say_the_same_as_unrolled_ones(with_lookup, prompts):
   model = dataclasses.replace(with_lookup.step.model, layout='scanned')
   scanned = Engine(

@@ -170,6 +170,7 @@ def test_a_larger_draft_vocabulary_is_cut_and_renormalised(make_state):
   assert np.asarray(proposal.tokens_BM).max() == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('draft_size', [9, 20])
 def test_vocabularies_of_different_size_leave_greedy_output_alone(draft_size):
   rng = np.random.default_rng(1)

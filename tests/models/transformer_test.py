@@ -155,3 +155,16 @@ def test_transformer_is_hashable_so_that_jit_can_take_it_as_static():
   config = dataclasses.replace(tiny.TARGET)
   assert hash(Transformer(config)) == hash(Transformer(tiny.TARGET))
   assert Transformer(config) == Transformer(tiny.TARGET)
+
+
+def test_rows_of_a_padded_head_are_never_drawn(key):
+  config = dataclasses.replace(tiny.TARGET, head='untied')
+  padded = Transformer(config, num_tokens=config.vocab_size - 3)
+  whole = Transformer(config)
+  params = tiny.init(key, config)
+  hidden_BTD = jax.random.normal(key, (2, 3, config.model_dim))
+  logits = padded.logits(params, hidden_BTD)
+  assert jnp.all(logits[..., -3:] == -jnp.inf)
+  np.testing.assert_array_equal(
+      logits[..., :-3], whole.logits(params, hidden_BTD)[..., :-3]
+  )

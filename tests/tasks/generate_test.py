@@ -75,7 +75,9 @@ def test_prompts_from_data_are_shown_one_after_another(
 @pytest.mark.slow
 def test_a_comparison_ends_with_a_table_of_both(run, tmp_path):
   results, said = run(generate__compare='yes')
-  table = said[-1].strip().splitlines()
+  *table, blank, reason = said[-1].strip().splitlines()
+  assert not blank
+  assert reason.startswith('lookup 4: a round costs ')
   assert [line.split('|')[1].strip() for line in table[2:]] == [
       'plain',
       'lookup 4',

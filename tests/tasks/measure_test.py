@@ -152,3 +152,17 @@ def test_the_table_has_a_line_a_setting():
   assert cells[0][:3] == ['setting', 'tokens/s', 'tokens/round']
   assert cells[2] == ['plain', '2.00', '1.00', '', '1.00', '']
   assert cells[3] == ['lookup 2', '4.00', '2.00', '1.00', '2.00', 'no']
+
+
+@pytest.mark.parametrize(
+    ('speedup', 'verdict'), [(1.6, 'faster.'), (0.8, 'suits this text better.')]
+)
+def test_reason_says_what_a_round_costs_and_brings(speedup, verdict):
+  row = {
+      'row/name': 'lookup 4',
+      'decode/tokens_per_round': 2.0,
+      'speedup/measured': speedup,
+  }
+  said = measure.reason(row)
+  assert f'costs {2.0 / speedup:.2f} plain passes and brings 2.00' in said
+  assert said.endswith(verdict)

@@ -91,3 +91,10 @@ def test_ids_of_another_tokenizer_are_refused(tok):
   stream = detokenizer.StreamingDetokenizer(tok)
   with pytest.raises(UserError, match=f'Token id {tok.vocab_size} is outside'):
     stream.push([tok.vocab_size])
+
+
+def test_a_continuation_keeps_the_space_it_begins_with(make_spm_fields):
+  spm = tokenizer.from_gguf(make_spm_fields())
+  ids = spm.encode('hello world')
+  inside = detokenizer.StreamingDetokenizer(spm, at='inside')
+  assert inside.push(ids) + inside.flush() == ' ' + spm.decode(ids)
