@@ -11,8 +11,9 @@ token and by block verification. Variants:
 `--config.verify.fault=NAME` puts a wrong verifier in place; the run then fails.
 """
 
-from configs import common
 from ml_collections import config_dict
+
+from configs import common
 
 _VARIANTS = ('full', 'tiny')
 

@@ -10,7 +10,7 @@ import pytest
 from speculative import api
 from speculative import config as config_lib
 from speculative.checkpoints import pretrained
-from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 
@@ -50,6 +50,7 @@ def test_every_field_reaches_its_part(get_config):
       'drafter.kind': 'lm',
       'drafter.model': 'random://tiny_draft',
       'drafter.dtype': 'bfloat16',
+      'drafter.num_layers': 1,
       'drafter.max_ngram': 6,
       'drafter.min_ngram': 2,
       'decode.num_draft_tokens': 3,
@@ -57,6 +58,14 @@ def test_every_field_reaches_its_part(get_config):
       'decode.temperature': 0.5,
       'decode.top_k': 7,
       'decode.top_p': 0.25,
+      'decode.min_p': 0.125,
+      'decode.repetition_penalty': 1.5,
+      'decode.presence_penalty': 0.75,
+      'decode.frequency_penalty': -0.5,
+      'decode.logit_bias': ((3, 0.5), (8, -100.0)),
+      'decode.min_new_tokens': 4,
+      'decode.stop_strings': ('END', '.'),
+      'decode.verification': 'block',
       'decode.stop': 'none',
       'decode.max_seq_len': 100,
       'decode.batch_size': 2,
@@ -71,6 +80,8 @@ def test_every_field_reaches_its_part(get_config):
           kind='lm',
           model='random://tiny_draft',
           dtype='bfloat16',
+          num_layers=1,
+          rule='block',
           num_draft_tokens=3,
           max_ngram=6,
           min_ngram=2,
@@ -80,6 +91,13 @@ def test_every_field_reaches_its_part(get_config):
           temperature=0.5,
           top_k=7,
           top_p=0.25,
+          min_p=0.125,
+          repetition_penalty=1.5,
+          presence_penalty=0.75,
+          frequency_penalty=-0.5,
+          logit_bias=((3, 0.5), (8, -100.0)),
+          min_new_tokens=4,
+          stop_strings=('END', '.'),
           seed=5,
           max_seq_len=100,
           rounds_per_call=8,

@@ -235,8 +235,8 @@ _FROM_DATA = {'generate.prompt': 'from data'}
         ({'task': 'generat'}, ["'generat'", 'benchmark, generate, verify']),
         ({'task': 'verify', 'drafter.kind': 'none'}, ['config.drafter.kind']),
         (
-            {'task': 'verify', 'decode.temperature': 1.0} | _LM,
-            ['config.decode.temperature=0'],
+            {'task': 'verify', 'verify.fault': 'reused_key'},
+            ['config.verify.drafters', "('lm',)"],
         ),
         (
             {'task': 'benchmark', 'bench.num_draft_tokens': (4, -2)},

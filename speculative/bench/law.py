@@ -2,9 +2,9 @@
 
 The laws of the first new token and of the second given the first are known:
 one plain pass over the prompt, and over the prompt with that token, gives them.
-A case decodes the same prompt with many seeds and compares the counts with these
-laws by Pearson's chi-square. Rare tokens are pooled, since the approximation of
-the statistic's law needs a few expected counts in each cell.
+A case decodes the same prompt with many seeds and compares the counts with
+these laws by Pearson's chi-square. Rare tokens are pooled, since the
+approximation of the statistic's law needs a few expected counts in each cell.
 """
 
 from collections.abc import Sequence
@@ -105,9 +105,7 @@ def next_laws(
   def laws(prompts: list[list[int]], num_new: int) -> np.ndarray:
     carry = plain.start(prompts, [_unending(config)] * len(prompts))
     # The prompt's length stays the same: the tokens after it are output.
-    state = carry.state.replace(
-        prompt_len_B=carry.state.prompt_len_B - num_new
-    )
+    state = carry.state.replace(prompt_len_B=carry.state.prompt_len_B - num_new)
     found = _first_law(plain.weights, Carry(state=state), plain.step)
     return np.asarray(found, np.float64)
 
@@ -159,9 +157,7 @@ def draw_pairs(
   # Room for a whole draft, so that the budget shortens no chain.
   room = 2 + engine.step.num_draft_tokens
   rows = [
-      dataclasses.replace(
-          _unending(rows[i % len(rows)]), max_new_tokens=room
-      )
+      dataclasses.replace(_unending(rows[i % len(rows)]), max_new_tokens=room)
       for i in range(num_rows)
   ]
   stop_ids_BE = config_lib.padded_ids([row.stop_ids for row in rows])

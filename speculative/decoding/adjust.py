@@ -1,12 +1,12 @@
 """What a row's own text does to its logits: bias, minimum length, penalties.
 
 Order of operations, before `logits.warp_logits`: logit bias is added, ids that
-would end the row are ruled out until it has min_new_tokens, then the repetition,
-presence and frequency penalties. Names and rules are vLLM's.
+would end the row are ruled out until it has min_new_tokens, then come the
+repetition, presence and frequency penalties. Names and rules are vLLM's.
 
-The text before a drafted position includes the drafts before it. Counts are made
-from the text whenever they are needed and kept nowhere: nothing of a rejected
-draft can stay in them.
+The text before a drafted position includes the drafts before it. Counts are
+made from the text whenever they are needed and kept nowhere: nothing of a
+rejected draft can stay in them.
 """
 
 import flax.struct
@@ -68,7 +68,7 @@ class Drafts:
 
 
 def chain_drafts(tokens_BJ: jax.Array) -> Drafts:
-  """Returns the Drafts of a verify pass over a chain: row t follows t drafts."""
+  """Returns the Drafts of a pass over a chain: row t follows t drafts."""
   J = tokens_BJ.shape[1]
   row_T = jnp.arange(J + 1)
   return Drafts(tokens_BJ, jnp.arange(J)[None, :] < row_T[:, None])
@@ -141,18 +141,35 @@ def _counts(text: Text, vocab_size: int) -> tuple[jax.Array, jax.Array]:
   return counts_BV, count(text.tokens_BS, in_text_BS.astype(jnp.int32)) > 0
 
 
+def _rounded(product: jax.Array, zero: jax.Array) -> jax.Array:
+  """Returns a product that no compiler fuses with what is added to it.
+
+  Plain decoding and a pass over drafts are different programs; a product fused
+  with a difference in one of them only would be rounded differently there.
+
+  Args:
+    product: float32.
+    zero: int32 zero that the compiler cannot know to be one.
+  """
+  bits = jax.lax.bitcast_convert_type(product, jnp.int32) + zero
+  return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
 def _penalise(
     adjustment: Adjustment,
+    text: Text,
     logits: jax.Array,
     counts: jax.Array,
     seen: jax.Array,
 ) -> jax.Array:
   """Applies the three penalties; all arrays are [B, T, tokens]."""
-  repetition = _column(adjustment.repetition_B)
-  repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
-  penalised = jnp.where(seen, repeated, logits)
-  penalised = penalised - _column(adjustment.frequency_B) * counts
-  return penalised - _column(adjustment.presence_B) * (counts > 0)
+  zero = _column(jnp.minimum(text.seq_len_B, 0))
+  more = _column(adjustment.repetition_B)
+  factor = jnp.where(seen, jnp.where(logits > 0, 1 / more, more), 1)
+  repeated = _rounded(logits * factor, zero)
+  often = _rounded(_column(adjustment.frequency_B) * counts, zero)
+  once = jnp.where(counts > 0, _column(adjustment.presence_B), 0)
+  return repeated - often - once
 
 
 def _apply_penalties(
@@ -164,7 +181,7 @@ def _apply_penalties(
   V = logits_BTV.shape[-1]
   counts_BV, seen_BV = _counts(text, V)
   penalised_BTV = _penalise(
-      adjustment, logits_BTV, counts_BV[:, None], seen_BV[:, None]
+      adjustment, text, logits_BTV, counts_BV[:, None], seen_BV[:, None]
   )
   if drafts.tokens_BM.shape[1] == 0:
     return penalised_BTV
@@ -174,13 +191,16 @@ def _apply_penalties(
   base_BM = jnp.take_along_axis(counts_BV, tokens_BM, axis=1)
   same_BMM = tokens_BM[:, :, None] == tokens_BM[:, None, :]
   drafted_BTM = jnp.einsum(
-      'TM,BMN->BTN', drafts.before_TM.astype(jnp.int32), same_BMM.astype(jnp.int32)
+      'TM,BMN->BTN',
+      drafts.before_TM.astype(jnp.int32),
+      same_BMM.astype(jnp.int32),
   )
   B, M = tokens_BM.shape
   T = logits_BTV.shape[1]
   tokens_BTM = jnp.broadcast_to(tokens_BM[:, None, :], (B, T, M))
   mended_BTM = _penalise(
       adjustment,
+      text,
       jnp.take_along_axis(logits_BTV, tokens_BTM, axis=2),
       base_BM[:, None, :] + drafted_BTM,
       jnp.ones((B, T, M), bool),

@@ -60,7 +60,9 @@ class Autoregressive:
     logits_B1V = self.model.logits(weights.target, out.hidden_BTD)
     token_B1 = sampling_lib.draw(
         state.sampling,
-        state_lib.adjusted(state, logits_B1V, adjust.no_drafts(state.seq_len_B)),
+        state_lib.adjusted(
+            state, logits_B1V, adjust.no_drafts(state.seq_len_B)
+        ),
         state_lib.next_positions(state, 1),
         use=sampling_lib.TARGET,
     )

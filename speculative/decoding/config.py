@@ -17,6 +17,46 @@ LOG_PROBS = ('none', 'chosen')
 _ID_BUCKET = 16
 
 
+def _is_int(value: object) -> bool:
+  return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+  return _is_int(value) or isinstance(value, float | np.floating)
+
+
+def _is_list(value: object) -> bool:
+  # A text is no list of texts, though it can be iterated over.
+  return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_id(value: object) -> bool:
+  return _is_int(value) and 0 <= value < 2**31
+
+
+def _lacks(kind: type, name: str, value: object) -> str:
+  """Returns what a value of a field's kind needs to be, '' where it is that."""
+  if kind is int:
+    # Seeds wrap around; all others have to fit the device's integers.
+    fits = _is_int(value) and (name == 'seed' or abs(value) < 2**31)
+    return '' if fits else 'a whole number below 2**31'
+  if kind is float:
+    return '' if _is_number(value) else 'a number'
+  if kind is str:
+    return '' if isinstance(value, str) else 'a text'
+  return '' if _is_list(value) else 'a list'
+
+
+def _is_bias(pair: object) -> bool:
+  return (
+      _is_list(pair)
+      and len(pair) == 2
+      and _is_id(pair[0])
+      and _is_number(pair[1])
+      and math.isfinite(pair[1])
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig:
   """How the tokens of one row are drawn and when it ends.
@@ -67,8 +107,23 @@ class DecodeConfig:
   log_probs: str = 'none'
 
   def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):
+      if need := _lacks(field.type, field.name, getattr(self, field.name)):
+        self._refuse(field.name, need)
+    for name, holds, need in self._ranges():
+      if not holds:
+        self._refuse(name, need)
+
+  def _refuse(self, name: str, need: str) -> None:
+    raise UserError(
+        f'{name} needs to be {need}, got {getattr(self, name)!r}; set '
+        f'config.decode.{name}.'
+    )
+
+  def _ranges(self) -> tuple[tuple[str, bool, str], ...]:
+    """Returns for every field its name, whether it is right, and its need."""
     penalty = 'in [-2, 2] (0 is off)'
-    for name, holds, need in (
+    return (
         ('max_new_tokens', self.max_new_tokens >= 1, '>= 1'),
         (
             'min_new_tokens',
@@ -95,35 +150,19 @@ class DecodeConfig:
             all(map(_is_bias, self.logit_bias)),
             'pairs of a token id >= 0 and a finite number',
         ),
-        (
-            'stop_ids',
-            all(isinstance(i, int | np.integer) for i in self.stop_ids),
-            'token ids',
-        ),
+        ('stop_ids', all(map(_is_id, self.stop_ids)), 'token ids >= 0'),
         (
             'stop_strings',
             all(isinstance(s, str) and s for s in self.stop_strings),
             'texts that are not empty',
         ),
         ('rounds_per_call', self.rounds_per_call >= 0, '>= 0 (0 is no limit)'),
-        ('log_probs', self.log_probs in LOG_PROBS, ' or '.join(LOG_PROBS)),
-    ):
-      if not holds:
-        raise UserError(
-            f'{name} needs to be {need}, got {getattr(self, name)!r}; set '
-            f'config.decode.{name}.'
-        )
-
-
-def _is_bias(pair: object) -> bool:
-  return (
-      isinstance(pair, tuple)
-      and len(pair) == 2
-      and isinstance(pair[0], int | np.integer)
-      and isinstance(pair[1], int | float | np.floating)
-      and pair[0] >= 0
-      and math.isfinite(pair[1])
-  )
+        (
+            'log_probs',
+            self.log_probs in LOG_PROBS,
+            ' or '.join(map(repr, LOG_PROBS)),
+        ),
+    )
 
 
 def rows_of(

@@ -180,13 +180,15 @@ class Engine:
     padded = np.zeros((B, width), np.int32)
     for row, prompt in enumerate(prompts):
       padded[row, : len(prompt)] = prompt
-    arguments = jax.device_put((
-        padded,
-        lens,
-        limit,
-        config_lib.padded_ids([row.stop_ids for row in rows]),
-        config_lib.sampling_of(rows),
-    ))
+    arguments = jax.device_put(
+        (
+            padded,
+            lens,
+            limit,
+            config_lib.padded_ids([row.stop_ids for row in rows]),
+            config_lib.sampling_of(rows),
+        )
+    )
     return loop.prefill(
         self.weights,
         *arguments,
@@ -213,7 +215,8 @@ class Engine:
         num_rounds=jax.device_put(np.int32(1)),
         step=self.step,
     )
-    jax.block_until_ready(loop.finish(carry=carry, ended_B=carry.state.done_B))
+    ended_B = jax.device_put(np.zeros(len(prompts), bool))
+    jax.block_until_ready(loop.finish(carry=carry, ended_B=ended_B))
 
   def generate(
       self,
@@ -238,14 +241,15 @@ class Engine:
     Raises:
       UserError: If a prompt is empty or longer than the buffer.
     """
-    first = config_lib.rows_of(config, len(prompts))[0]
-    per_call = first.rounds_per_call or (
+    rows = config_lib.rows_of(config, len(prompts))
+    check(prompts, rows)
+    per_call = rows[0].rounds_per_call or (
         _ALL_ROUNDS if on_tokens is None else _ROUNDS_PER_LOOK
     )
     started = time.perf_counter()
     with jax.transfer_guard('disallow'):
       num_rounds = jax.device_put(np.int32(per_call))
-      carry = jax.block_until_ready(self.start(prompts, config))
+      carry = jax.block_until_ready(self.start(prompts, rows))
       read = time.perf_counter()
       watch = _Watch([len(p) for p in prompts], on_tokens)
       while True:

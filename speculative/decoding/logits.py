@@ -1,9 +1,9 @@
 """The one warping of logits, for target, draft and plain decoding alike.
 
 Order of operations: temperature, then min-p, then top-k, then top-p over what
-those left, renormalised. Top-k and top-p cut by a threshold on the value, so tokens that tie with the
-last one kept are kept too, whatever their ids; the cut does not depend on how
-a sort breaks ties.
+those left, renormalised. Top-k and top-p cut by a threshold on the value, so
+tokens that tie with the last one kept are kept too, whatever their ids; the cut
+does not depend on how a sort breaks ties.
 """
 
 import flax.struct

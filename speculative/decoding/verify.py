@@ -2,8 +2,9 @@
 
 Implements the rejection rule of Leviathan et al. (arXiv:2211.17192, Alg. 1) and
 Chen et al. (arXiv:2302.01318, Alg. 2). We write p for the target and q for the
-draft, as the former paper does; the latter swaps the two letters. Block verification, which decides the chain as a
-whole, is that of Sun et al. (arXiv:2403.10444, Alg. 2).
+draft, as the former paper does; the latter swaps the two letters. Block
+verification, which decides the chain as a whole, is that of Sun et al.
+(arXiv:2403.10444, Alg. 2).
 
 A deterministic draft (q one-hot at x) is the same rule in other clothes: keep x
 with probability p(x), else draw from p without x. Drawing y from p and keeping
@@ -18,7 +19,6 @@ from jax import numpy as jnp
 from speculative.decoding import logits as logits_lib
 from speculative.decoding import sampling as sampling_lib
 from speculative.decoding.sampling import Sampling
-
 
 RULES = ('token', 'block')
 

@@ -14,8 +14,8 @@ import flax.struct
 import jax
 from jax import numpy as jnp
 
-from speculative.decoding import drafter as drafter_lib
 from speculative.decoding import adjust
+from speculative.decoding import drafter as drafter_lib
 from speculative.decoding import logits as logits_lib
 from speculative.decoding import sampling as sampling_lib
 from speculative.decoding import state as state_lib
@@ -133,9 +133,7 @@ class Lm:
         self._logits(params, hidden_B1D)[:, None, :],
         adjust.Drafts(tokens_BJ, before_1J),
     )
-    return draw_with_law(
-        state.sampling, logits_B1V[:, 0], state.seq_len_B + j
-    )
+    return draw_with_law(state.sampling, logits_B1V[:, 0], state.seq_len_B + j)
 
   def propose(
       self, params: Any, drafter_state: LmState, state: DecodeState
@@ -164,9 +162,7 @@ class Lm:
       tokens_BJ, cache = carry
       last_B1 = jax.lax.dynamic_slice_in_dim(tokens_BJ, j - 1, 1, axis=1)
       out = self.model.forward(params, last_B1, cache)
-      token_B, law_BV = self._draw(
-          params, state, out.hidden_BTD, tokens_BJ, j
-      )
+      token_B, law_BV = self._draw(params, state, out.hidden_BTD, tokens_BJ, j)
       tokens_BJ = jax.lax.dynamic_update_slice_in_dim(
           tokens_BJ, token_B[:, None], j, axis=1
       )

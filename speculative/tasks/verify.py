@@ -16,7 +16,6 @@ from ml_collections import config_dict
 import numpy as np
 
 from speculative import config as config_lib
-from speculative.bench import compare
 from speculative.bench import metrics
 from speculative.bench import report
 from speculative.bench.compare import Divergence
@@ -49,9 +48,7 @@ def _drafters(
       )
     of_kind = drafter
     if kind != drafter.kind:
-      of_kind = dataclasses.replace(
-          drafter, kind=kind, model='', num_layers=0
-      )
+      of_kind = dataclasses.replace(drafter, kind=kind, model='', num_layers=0)
     rules = config.verify.rules
     if of_kind.is_deterministic:
       rules = (_OWN,)
@@ -92,7 +89,7 @@ def _check(
     )
   if config.target.layers != 'unrolled':
     raise UserError(
-        f"config.target.layers is {config.target.layers!r}; verify needs "
+        f'config.target.layers is {config.target.layers!r}; verify needs '
         "'unrolled'."
     )
   fault = verify.fault
@@ -284,15 +281,17 @@ def _table(rows: Sequence[dict]) -> str:
   for row in rows:
     p_value = row.get('verify/p_value')
     bias = row.get('verify/smallest_bias')
-    cells.append([
-        row['row/name'],
-        row['verify/rows_equal'],
-        row['verify/rows_differ'],
-        row.get('verify/statistic', ''),
-        row.get('verify/degrees', ''),
-        '' if p_value is None else f'{p_value:.2g}',
-        row.get('verify/samples', ''),
-        '' if bias is None else f'{bias:.3f}',
-        'passed' if row['verify/passed'] else 'FAILED',
-    ])
+    cells.append(
+        [
+            row['row/name'],
+            row['verify/rows_equal'],
+            row['verify/rows_differ'],
+            row.get('verify/statistic', ''),
+            row.get('verify/degrees', ''),
+            '' if p_value is None else f'{p_value:.2g}',
+            row.get('verify/samples', ''),
+            '' if bias is None else f'{bias:.3f}',
+            'passed' if row['verify/passed'] else 'FAILED',
+        ]
+    )
   return report.table(header, cells)

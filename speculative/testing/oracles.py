@@ -185,18 +185,69 @@ def transformer(
 # ---- decoding ----
 
 
+def adjust(
+    logits_V: np.ndarray,
+    text: Sequence[int],
+    prompt_len: int,
+    *,
+    stop_ids: Sequence[int] = (),
+    logit_bias: Sequence[tuple[int, float]] = (),
+    min_new_tokens: int = 0,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+) -> np.ndarray:
+  """Returns one row of logits after what its text does to them.
+
+  Args:
+    logits_V: of the token after the text.
+    text: all of it, prompt and output.
+    prompt_len: tokens of it that are the prompt.
+    stop_ids: ruled out until the output has min_new_tokens.
+    logit_bias: pairs of a token and what is added to its logit.
+    min_new_tokens: see stop_ids.
+    repetition_penalty: for tokens of the text.
+    presence_penalty: for tokens of the output, once.
+    frequency_penalty: for every time they are in it.
+  """
+  logits = [float(logit) for logit in logits_V]
+  for token, bias in logit_bias:
+    logits[token] += bias
+  output = list(text)[prompt_len:]
+  if len(output) < min_new_tokens:
+    for token in stop_ids:
+      logits[token] = -math.inf
+  for token in set(text):
+    if logits[token] > 0:
+      logits[token] /= repetition_penalty
+    else:
+      logits[token] *= repetition_penalty
+  for token in set(output):
+    logits[token] -= frequency_penalty * output.count(token)
+    logits[token] -= presence_penalty
+  return np.array(logits)
+
+
 def warp(
-    logits_V: np.ndarray, *, temperature: float, top_k: int, top_p: float
+    logits_V: np.ndarray,
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float = 0.0,
 ) -> np.ndarray:
   """Returns the law of one row of logits, cut by sorting.
 
-  Temperature, then top-k, then top-p of what is left; tokens that tie with the
-  last one kept are kept. Temperature 0 is one-hot at the first maximum.
+  Temperature, then min-p, then top-k, then top-p of what is left; tokens that
+  tie with the last one kept are kept. Temperature 0 is one-hot at the first
+  maximum.
   """
   logits_V = np.asarray(logits_V, np.float64)
   if temperature == 0:
     return np.eye(len(logits_V))[np.argmax(logits_V)]
   scaled_V = logits_V / temperature
+  odds_V = np.exp(scaled_V - scaled_V.max())
+  scaled_V = np.where(odds_V >= min_p, scaled_V, -np.inf)
   if 0 < top_k < len(scaled_V):
     last = sorted(scaled_V, reverse=True)[top_k - 1]
     scaled_V = np.where(scaled_V >= last, scaled_V, -np.inf)

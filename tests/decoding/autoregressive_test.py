@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from speculative.decoding import sampling as sampling_lib
-from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.config import DecodeConfig
 from speculative.testing import oracles
 
 # Float32 logits of cached passes against those of one pass over the text.

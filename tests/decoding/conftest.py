@@ -20,30 +20,16 @@ from speculative.drafting.lm import Lm
 from speculative.drafting.lookup import Lookup
 from speculative.models.params import Params
 from speculative.models.transformer import Transformer
+from speculative.testing import samplers
 from speculative.testing import tiny
 from speculative.testing.table_model import TableModel
 
 TARGET = Transformer(tiny.TARGET)
 
 
-def _warping(batch: int, *, temperature=0.0, top_k=0, top_p=1.0) -> Warping:
-  """Takes numbers for all rows or one a row; temperature 0 is greedy."""
-  temperature_B = np.broadcast_to(np.float32(temperature), batch)
-  return Warping(
-      greedy_B=jnp.asarray(temperature_B == 0),
-      temperature_B=jnp.asarray(np.where(temperature_B == 0, 1, temperature_B)),
-      top_k_B=jnp.asarray(np.broadcast_to(np.int32(top_k), batch)),
-      top_p_B=jnp.asarray(np.broadcast_to(np.float32(top_p), batch)),
-  )
-
-
-def _sampling(batch: int, *, seed=0, **warping) -> Sampling:
-  """Seeds of the rows count up from seed, unless one a row is given."""
-  seeds = seed + np.arange(batch) if np.isscalar(seed) else np.asarray(seed)
-  return Sampling(
-      warping=_warping(batch, **warping),
-      seed_B=jnp.asarray(seeds.astype(np.uint32)),
-  )
+def _warping(batch: int, **settings) -> Warping:
+  """Takes values for all rows or lists; temperature 0 is greedy."""
+  return samplers.sampling(batch, **settings).warping
 
 
 def _state(
@@ -76,7 +62,7 @@ def _state(
       cache=TableModel()
       .init_cache(B, max_seq_len)
       .replace(len_B=jnp.asarray(lens - 1)),
-      sampling=_sampling(B),
+      sampling=samplers.sampling(B),
       counters=state_lib.Counters(
           rounds_B=jnp.zeros(B, jnp.int32),
           drafted_B=jnp.zeros(B, jnp.int32),
@@ -96,7 +82,7 @@ def make_warping() -> Callable[..., Warping]:
 @pytest.fixture(scope='session')
 def make_sampling() -> Callable[..., Sampling]:
   """Makes the Sampling of a batch."""
-  return _sampling
+  return samplers.sampling
 
 
 @pytest.fixture(scope='session')

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from speculative.decoding import loop
-from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.loop import Carry
 from speculative.decoding.loop import Weights
@@ -130,6 +130,14 @@ def test_settings_of_decoding_compile_nothing(
       {'temperature': 0.8, 'seed': 12345},
       {'stop_ids': (3,)},
       {'stop_ids': tuple(range(8))},
+      # The whole of its bucket.
+      {'stop_ids': (3,) * 16},
+      {'temperature': 0.8, 'min_p': 0.1},
+      {'repetition_penalty': 1.3},
+      {'presence_penalty': 0.5, 'frequency_penalty': -0.5},
+      {'temperature': 1.0, 'logit_bias': ((3, 1.0),)},
+      {'logit_bias': tuple((i % 13, 0.5) for i in range(16))},
+      {'min_new_tokens': 10, 'stop_ids': (3,)},
       {'max_new_tokens': 50},
       {'rounds_per_call': 2},
       {'max_seq_len': 64},
@@ -137,6 +145,12 @@ def test_settings_of_decoding_compile_nothing(
   with compilations() as events:
     for change in changes:
       engine.generate(prompts, dataclasses.replace(_CONFIG, **change))
+    # All of them side by side.
+    rows = [
+        dataclasses.replace(_CONFIG, **(changes[i] | changes[-4 - i]))
+        for i in range(len(prompts))
+    ]
+    engine.generate(prompts, rows)
     engine.generate(prompts[::-1], _CONFIG)
     engine.generate([p[:1] for p in prompts], _CONFIG)
   assert events == []

@@ -8,7 +8,7 @@ import pytest
 
 from speculative.decoding import engine as engine_lib
 from speculative.decoding.autoregressive import Autoregressive
-from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.engine import Generation
 from speculative.decoding.loop import Weights

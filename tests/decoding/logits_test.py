@@ -12,7 +12,7 @@ from speculative.testing import oracles
 _ATOL = 1e-6
 
 _warp_probs = jax.jit(logits_lib.warp_probs)
-_OFF = dict(temperature=1.0, top_k=0, top_p=1.0)
+_OFF = dict(temperature=1.0, min_p=0.0, top_k=0, top_p=1.0)
 
 # Laws of these are 0.4, 0.3, 0.2, 0.1 in a mixed order.
 _TENTHS = np.log([0.2, 0.4, 0.1, 0.3])
@@ -41,6 +41,16 @@ def _one(make_warping, logits_V, **settings) -> np.ndarray:
         ({'temperature': 0}, [0, 1, 0, 0]),
         # Top-p counts what top-k left: 4/7 alone is already more than half.
         ({'top_k': 2, 'top_p': 0.55}, [0, 1, 0, 0]),
+        # A token as likely as min_p times the likeliest is kept.
+        ({'min_p': 0.2}, [0.2, 0.4, 0.1, 0.3]),
+        ({'min_p': 0.26}, [2 / 9, 4 / 9, 0, 3 / 9]),
+        ({'min_p': 0.6}, [0, 4 / 7, 0, 3 / 7]),
+        ({'min_p': 1.0}, [0, 1, 0, 0]),
+        # Temperature comes before min-p: 1/16 of the likeliest, not 1/4.
+        ({'temperature': 0.5, 'min_p': 0.2}, np.array([4, 16, 0, 9]) / 29),
+        # Min-p before top-p: 4/7 alone is already more than half.
+        ({'min_p': 0.6, 'top_p': 0.55}, [0, 1, 0, 0]),
+        ({'min_p': 0.6, 'top_k': 3}, [0, 4 / 7, 0, 3 / 7]),
         # Temperature comes first: at 0.5 the likeliest token has 16/30.
         ({'temperature': 0.5, 'top_p': 0.53}, [0, 1, 0, 0]),
     ],
@@ -59,6 +69,7 @@ def test_warp_probs_of_four_tokens_by_hand(make_warping, settings, expected):
         ([0.0, -0.0, -1, -2], {'top_k': 1}, [0, 1]),
         ([1, 1, 1, 1], {'top_p': 0.1}, [0, 1, 2, 3]),
         ([2, 0, 0, -9], {'top_p': 0.8}, [0, 1, 2]),
+        ([1, 1, 0, 1], {'min_p': 1.0}, [0, 1, 3]),
     ],
     ids=str,
 )
@@ -75,8 +86,8 @@ def test_tokens_that_tie_with_the_last_one_kept_are_kept(
 def test_greedy_rows_are_one_hot_at_the_first_of_the_likeliest(
     make_warping, logits
 ):
-  # top_k and top_p of a greedy row are not looked at.
-  law = _one(make_warping, logits, temperature=0, top_k=3, top_p=0.5)
+  # The other fields of a greedy row are not looked at.
+  law = _one(make_warping, logits, temperature=0, min_p=1, top_k=3, top_p=0.5)
   np.testing.assert_array_equal(law, np.eye(4)[1])
   warped = logits_lib.warp_logits(
       make_warping(1), jnp.asarray(logits, jnp.float32)[None, None]
@@ -86,7 +97,13 @@ def test_greedy_rows_are_one_hot_at_the_first_of_the_likeliest(
 
 def test_excluded_tokens_have_exactly_no_probability(make_warping):
   logits_V = [1.0, -np.inf, 0.5, 0.0]
-  for settings in ({}, {'top_k': 3}, {'top_k': 4}, {'top_p': 0.99}):
+  for settings in (
+      {},
+      {'top_k': 3},
+      {'top_k': 4},
+      {'top_p': 0.99},
+      {'min_p': 1e-30},
+  ):
     law = _one(make_warping, logits_V, **settings)
     assert law[1] == 0
     assert np.isfinite(law).all()
@@ -103,6 +120,8 @@ _row = st.lists(_logit, min_size=_V, max_size=_V).filter(
 _settings = st.fixed_dictionaries(
     {
         'temperature': st.sampled_from([0.0, 0.3, 0.8, 1.0, 2.0]),
+        # Between odds that quarters over these temperatures can have.
+        'min_p': st.sampled_from([0.0, 0.0, 1e-3, 0.11, 0.4]),
         'top_k': st.sampled_from([0, 1, 2, 3, _V, 50]),
         'top_p': st.sampled_from([0.05, 0.37, 0.61, 0.9, 0.999, 1.0]),
     }
@@ -158,6 +177,7 @@ def test_a_row_does_not_depend_on_how_its_neighbours_are_drawn(make_warping):
       make_warping(
           3,
           temperature=[0.8, 0.0, 1.3],
+          min_p=[0.0, 0.5, 0.01],
           top_k=[0, 4, 5],
           top_p=[1.0, 0.2, 0.7],
       ),

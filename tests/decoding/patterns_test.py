@@ -6,7 +6,7 @@ import jax
 from jax import numpy as jnp
 
 from speculative.decoding import loop
-from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from speculative.decoding import speculative as speculative_lib
-from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.loop import Weights
 from speculative.decoding.verify import Verdict

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from speculative.decoding import state as state_lib
-from speculative.decoding.logits import Warping
-from speculative.decoding.sampling import Sampling
 from speculative.decoding.state import DecodeState
+from speculative.testing import samplers
 from speculative.testing.table_model import TableModel
 
 
@@ -19,11 +18,10 @@ def _state(
     *,
     room: int | Sequence[int] = 100,
     done: Sequence[bool] | None = None,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
     num_draft_tokens: int = 4,
     max_seq_len: int = 32,
     rubbish: int = 0,
+    **settings,
 ) -> DecodeState:
   B = len(texts)
   lens = np.array([len(text) for text in texts], np.int32)
@@ -41,15 +39,7 @@ def _state(
       stop_ids_BE=jnp.full((B, 1), -1, jnp.int32),
       log_probs_BS=jnp.zeros((B, 0)),
       cache=TableModel().init_cache(B, max_seq_len),
-      sampling=Sampling(
-          warping=Warping(
-              greedy_B=jnp.full(B, temperature == 0),
-              temperature_B=jnp.full(B, temperature or 1.0),
-              top_k_B=jnp.zeros(B, jnp.int32),
-              top_p_B=jnp.full(B, top_p),
-          ),
-          seed_B=jnp.arange(B, dtype=jnp.uint32),
-      ),
+      sampling=samplers.sampling(B, **settings),
       counters=state_lib.Counters(
           rounds_B=jnp.zeros(B, jnp.int32),
           drafted_B=jnp.zeros(B, jnp.int32),

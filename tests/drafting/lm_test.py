@@ -7,7 +7,7 @@ import pytest
 
 from speculative.decoding import sampling as sampling_lib
 from speculative.decoding.autoregressive import Autoregressive
-from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative

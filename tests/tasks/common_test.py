@@ -5,7 +5,7 @@ import pytest
 
 from speculative import api
 from speculative.bench.prompts import Prompt
-from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.tasks import common

@@ -3,7 +3,7 @@ import types
 import numpy as np
 import pytest
 
-from speculative.decoding.engine import DecodeConfig
+from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Generation
 from speculative.drafting.config import DrafterConfig
 from speculative.tasks import common

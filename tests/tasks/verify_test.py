@@ -29,8 +29,8 @@ def accept_everything(monkeypatch):
 
   def match_draws(draft_tokens_BJ, valid_BJ, draws_BT):
     del draft_tokens_BJ
-    num_valid_B = chain._leading(valid_BJ)
-    return chain._verdict(
+    num_valid_B = chain.num_leading(valid_BJ)
+    return chain.verdict_of(
         num_valid_B, valid_BJ, chain._take(draws_BT, num_valid_B)
     )
 
@@ -40,33 +40,82 @@ def accept_everything(monkeypatch):
   jax.clear_caches()
 
 
+_KEYS = {
+    'verify/passed',
+    'verify/cases',
+    'verify/fault',
+    'verify/false_alarm_rate',
+    'verify/smallest_bias',
+    'lossless/greedy_equal',
+    'lossless/first_divergence',
+    'lossless/unequal_prompts',
+    'decode/tokens',
+    'decode/tokens_per_round',
+    'decode/acceptance_rate',
+    'decode/draft_yield',
+    'rows',
+}
+_ROW_KEYS = {
+    'row/name',
+    'verify/passed',
+    'verify/rows_equal',
+    'verify/rows_differ',
+    'decode/tokens_per_round',
+}
+_LAW_KEYS = {
+    'verify/statistic',
+    'verify/degrees',
+    'verify/p_value',
+    'verify/impossible',
+    'verify/samples',
+    'verify/smallest_bias',
+}
+_SAMPLED = {'decode.temperature': 0.8, 'decode.top_p': 0.95, 'seed': 3}
+_LM = {'drafter.kind': 'lm', 'drafter.model': 'random://tiny_draft'}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'sampler',
-    [{}, {'decode.temperature': 0.8, 'decode.top_p': 0.95, 'seed': 3}],
-    ids=['greedy', 'sampled'],
+    'fields, num_equal, row_keys',
+    [
+        ({}, 3, _ROW_KEYS),
+        # Deterministic drafts promise tokens, and the law besides.
+        (_SAMPLED, 3, _ROW_KEYS | _LAW_KEYS),
+        # A sampled draft promises the law alone.
+        (_SAMPLED | _LM, 0, _ROW_KEYS | _LAW_KEYS),
+    ],
+    ids=['greedy', 'sampled', 'sampled lm'],
 )
-def test_a_lossless_drafter_passes(run, tmp_path, capsys, sampler):
-  result = run(sampler)
+def test_a_lossless_drafter_passes(
+    run, tmp_path, capsys, fields, num_equal, row_keys
+):
+  result = run(fields)
   found = result.results
   assert result.exit_status == 0
-  assert {k for k in found if not k.startswith('env/')} == {
-      'verify/passed',
-      'verify/cases',
-      'lossless/greedy_equal',
-      'lossless/first_divergence',
-      'lossless/unequal_prompts',
-      'decode/tokens',
-      'decode/tokens_per_round',
-      'decode/acceptance_rate',
-      'decode/draft_yield',
-  }
+  assert {k for k in found if not k.startswith('env/')} == _KEYS
   assert found['verify/passed'] is True
-  assert found['verify/cases'] == 3
+  assert found['verify/cases'] == 1
+  assert found['verify/fault'] == ''
+  assert found['lossless/greedy_equal'] is True
   assert found['lossless/first_divergence'] is None
+  assert found['lossless/unequal_prompts'] == 0
   assert found['decode/tokens_per_round'] >= 1
+  (row,) = found['rows']
+  assert set(row) == row_keys
+  assert row['verify/passed'] is True
+  assert row['verify/rows_equal'] == num_equal
+  assert row['verify/rows_differ'] == 0
+  if 'verify/p_value' in row:
+    assert row['verify/samples'] == 1024
+    assert row['verify/degrees'] > 10
+    assert 0 < row['verify/smallest_bias'] < 0.5
+    assert found['verify/smallest_bias'] == row['verify/smallest_bias']
   assert json.loads((tmp_path / 'run/results.json').read_text()) == found
-  assert capsys.readouterr().out.startswith('passed: 3 prompts')
+  out = capsys.readouterr().out
+  assert '\npassed: 1 cases' in out
+  assert (tmp_path / 'run/verify.md').read_text() == out
+  (line,) = (tmp_path / 'run/metrics.jsonl').read_text().splitlines()
+  assert row.items() <= json.loads(line).items()
 
 
 @pytest.mark.slow
@@ -83,8 +132,11 @@ def test_a_drafter_whose_tokens_all_pass_fails(run, tmp_path, capsys):
   # In float32 plain decoding took the largest logit.
   assert math.isfinite(divergence['logit_gap'])
   assert divergence['logit_gap'] > 0
+  (row,) = found['rows']
+  assert row['verify/rows_differ'] == found['lossless/unequal_prompts']
+  assert row['verify/rows_equal'] == 3 - row['verify/rows_differ']
   assert json.loads((tmp_path / 'run/results.json').read_text()) == found
-  assert capsys.readouterr().out.startswith('FAILED: 3 prompts')
+  assert '\nFAILED: 1 cases' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -93,17 +145,26 @@ def test_a_drafter_whose_tokens_all_pass_fails(run, tmp_path, capsys):
         ({'drafter.kind': 'none'}, "set config.drafter.kind to 'lookup'"),
         ({'decode.num_draft_tokens': 0}, 'config.decode.num_draft_tokens'),
         (
-            {
-                'drafter.kind': 'lm',
-                'drafter.model': 'random://tiny',
-                'decode.temperature': 0.5,
-            },
-            "at temperature 0.5 a 'lm' draft.*set config.decode.temperature=0",
+            {'verify.drafters': ('lookup', 'lm')},
+            "needs config.drafter.kind to be 'lm' and a model; it is 'lookup'",
+        ),
+        (
+            {'verify.samplers': ('greedy', 'T2')},
+            "samplers has 'T2'; known: config, greedy, T1,",
+        ),
+        ({'verify.num_samples': 63}, 'num_samples needs to be >= 64, got 63'),
+        ({'verify.num_rows': 0}, 'num_rows needs to be >= 1, got 0'),
+        ({'verify.false_alarm_rate': 1.0}, r'in \(0, 1\), got 1.0'),
+        ({'target.layers': 'scanned'}, "is 'scanned'; verify needs 'unrolled'"),
+        ({'verify.fault': 'none'}, "'none'; known: independent_row_draws,"),
+        (
+            {'verify.fault': 'reused_key'},
+            "'reused_key' needs a draft that samples, but 'lookup' does not",
         ),
     ],
-    ids=['plain', 'drafts of 0', 'sampled lm'],
+    ids=lambda value: ','.join(value) if isinstance(value, dict) else '',
 )
-def test_what_promises_no_tokens_is_refused(run, tmp_path, fields, message):
+def test_what_cannot_be_verified_is_refused(run, tmp_path, fields, message):
   with pytest.raises(UserError, match=message):
     run(fields)
   assert not (tmp_path / 'run').exists()
