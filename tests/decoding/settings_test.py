@@ -29,9 +29,11 @@ _PENALTIES = dict(
     frequency_penalty=0.3,
     logit_bias=((5, 1.5), (12, -3.0)),
 )
+# As other tests have it, so that they share programs.
+_BASE = DecodeConfig(max_new_tokens=56, log_probs='chosen')
 # One row of each kind; seeds are their own.
 _ROWS = [
-    DecodeConfig(seed=seed, **{'max_new_tokens': 56, **settings})
+    dataclasses.replace(_BASE, seed=seed, **settings)
     for seed, settings in enumerate(
         [
             {},
@@ -64,9 +66,8 @@ def with_block(with_relative) -> Engine:
 def test_mixed_rows_with_lookup_equal_plain_token_for_token(
     plain, with_lookup, eight
 ):
-  rows = [dataclasses.replace(row, log_probs='chosen') for row in _ROWS]
-  expected = plain.generate(eight, rows)
-  got = with_lookup.generate(eight, rows)
+  expected = plain.generate(eight, _ROWS)
+  got = with_lookup.generate(eight, _ROWS)
   assert got.token_ids == expected.token_ids
   assert got.reasons == expected.reasons
   for row in range(8):
@@ -97,14 +98,13 @@ def test_greedy_rows_of_a_mixed_batch_equal_plain(
 def test_greedy_batches_with_penalties_equal_plain(
     request, plain, prompts, engine
 ):
-  config = DecodeConfig(max_new_tokens=56, **_PENALTIES)
+  config = dataclasses.replace(_BASE, **_PENALTIES)
   expected = plain.generate(prompts, config)
   got = request.getfixturevalue(engine).generate(prompts, config)
   assert got.token_ids == expected.token_ids
   assert 0 < got.acceptance_rate < 1
   # The penalties do something.
-  without = DecodeConfig(max_new_tokens=56)
-  assert plain.generate(prompts, without).token_ids != expected.token_ids
+  assert plain.generate(prompts, _BASE).token_ids != expected.token_ids
 
 
 def test_a_target_that_drafts_for_itself_is_adjusted_as_its_draft_is(
@@ -114,7 +114,7 @@ def test_a_target_that_drafts_for_itself_is_adjusted_as_its_draft_is(
   for temperature in (0.0, 0.9):
     got = with_itself.generate(
         prompts,
-        DecodeConfig(max_new_tokens=56, temperature=temperature, **_PENALTIES),
+        dataclasses.replace(_BASE, temperature=temperature, **_PENALTIES),
     )
     assert got.acceptance_rate == 1
 
@@ -181,16 +181,14 @@ def test_plain_decoding_is_the_argmax_of_the_oracles_logits():
 def test_log_probs_are_of_the_raw_logits_whatever_adjusts_them(
     plain, prompts, full_logits
 ):
-  config = DecodeConfig(
-      max_new_tokens=24, temperature=0.9, log_probs='chosen', **_PENALTIES
-  )
+  config = dataclasses.replace(_BASE, temperature=0.9, **_PENALTIES)
   got = plain.generate(prompts, config)
   texts = [[*p, *ids] for p, ids in zip(prompts, got.token_ids, strict=True)]
   logits_BTV = full_logits(texts)
   for row, prompt in enumerate(prompts):
     rows_TV = logits_BTV[row, len(prompt) - 1 : len(texts[row]) - 1]
     log_probs_TV = jax.nn.log_softmax(rows_TV, axis=-1)
-    expected = np.asarray(log_probs_TV)[np.arange(24), got.token_ids[row]]
+    expected = np.asarray(log_probs_TV)[np.arange(56), got.token_ids[row]]
     np.testing.assert_allclose(got.log_probs[row], expected, atol=_ATOL)
 
 
@@ -215,8 +213,8 @@ def test_a_bias_can_forbid_a_token_and_force_another(with_relative, prompts):
   for temperature in (0.0, 1.0):
     got = with_relative.generate(
         prompts,
-        DecodeConfig(
-            max_new_tokens=56,
+        dataclasses.replace(
+            _BASE,
             temperature=temperature,
             logit_bias=((5, -100.0), (6, -100.0)),
         ),
@@ -224,8 +222,8 @@ def test_a_bias_can_forbid_a_token_and_force_another(with_relative, prompts):
     assert not {5, 6} & {i for ids in got.token_ids for i in ids}
     forced = with_relative.generate(
         prompts,
-        DecodeConfig(
-            max_new_tokens=56,
+        dataclasses.replace(
+            _BASE,
             temperature=temperature,
             logit_bias=((tiny.TARGET.vocab_size - 1, 100.0),),
         ),
@@ -239,16 +237,11 @@ def test_padding_of_a_draft_head_can_never_be_drawn(prompts):
   target = jnp.asarray(rng.normal(size=(1, 13, 13)), jnp.float32)
   draft = jnp.asarray(rng.normal(size=(1, 16, 16)), jnp.float32)
   draft = draft.at[:, :, 13:].set(30.0)
-  for rule in ('token', 'block'):
-    engine = Engine(
-        Speculative(
-            TableModel(), Lm(TableModel(), 3, vocab_size=13), rule=rule
-        ),
-        Weights(target=target, drafter=draft),
-    )
-    got = engine.generate(
-        prompts,
-        DecodeConfig(max_new_tokens=56, temperature=1.0, **_PENALTIES),
-    )
-    assert max(i for ids in got.token_ids for i in ids) <= 12
-    assert got.accepted.sum() > 0
+  engine = Engine(
+      Speculative(TableModel(), Lm(TableModel(), 3, vocab_size=13)),
+      Weights(target=target, drafter=draft),
+  )
+  config = dataclasses.replace(_BASE, temperature=1.0, **_PENALTIES)
+  got = engine.generate(prompts, config)
+  assert max(i for ids in got.token_ids for i in ids) <= 12
+  assert got.accepted.sum() > 0
