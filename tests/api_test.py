@@ -267,7 +267,6 @@ def test_the_template_is_used_where_there_is_one_unless_forbidden(unread):
 
 def test_ids_of_a_padded_head_are_left_out_of_the_text(unread):
   assert unread.decode([97, 256, 300, 98]) == 'ab'
-  assert unread.decode([97, 300, 98]) == 'ab'
 
 
 def test_the_longest_text_is_the_models_own_unless_given(unread):
