@@ -102,6 +102,13 @@ def test_greedy_rows_are_one_hot_at_the_first_of_the_likeliest(
   np.testing.assert_array_equal(warped[0, 0], [-np.inf, 0, -np.inf, -np.inf])
 
 
+@pytest.mark.parametrize('largest', [5e4, -5e4])
+def test_the_smallest_temperature_overflows_nothing(make_warping, largest):
+  logits = np.float32(largest) - np.float32([3, 0, 7e4, np.inf])
+  law = _one(make_warping, logits, temperature=1e-4, top_p=0.9)
+  np.testing.assert_array_equal(law, [0, 1, 0, 0])
+
+
 def test_excluded_tokens_have_exactly_no_probability(make_warping):
   logits_V = [1.0, -np.inf, 0.5, 0.0]
   for settings in (

@@ -10,7 +10,11 @@ from speculative.errors import UserError
         ({'kind': 'medusa'}, "'medusa'.*one of none, lookup, lm"),
         (
             {'kind': 'lookup', 'num_draft_tokens': -1},
-            'num_draft_tokens needs to be >= 0, got -1',
+            'num_draft_tokens needs to be >= 0 .*got -1',
+        ),
+        (
+            {'kind': 'lookup', 'num_draft_tokens': 257},
+            'num_draft_tokens needs to be .*<= 256, got 257',
         ),
         ({'kind': 'lm'}, "'lm' and needs a draft model"),
         ({'kind': 'lookup', 'model': 'x.gguf'}, "'x.gguf', but kind 'lookup'"),

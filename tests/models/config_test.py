@@ -38,6 +38,15 @@ def test_transformer_config_names_the_field_and_its_need(changes, message):
     [
         ({'scaling': 'dynamic'}, "'dynamic' is not supported; known: none"),
         ({'scaling': 'llama3'}, 'original_max_position > 0, got 0'),
+        (
+            {
+                'scaling': 'llama3',
+                'original_max_position': 64,
+                'low_freq_factor': 4.0,
+                'high_freq_factor': 4.0,
+            },
+            'low_freq_factor < high_freq_factor, got 4.0 and 4.0',
+        ),
         ({'scaling': 'yarn'}, 'original_max_position > 0, got 0'),
     ],
 )
