@@ -50,6 +50,6 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
     config.drafter.model = 'random://tiny_draft'
     config.drafter.num_layers = 0
     config.decode.max_new_tokens = 16
-    config.verify.num_samples = 8192
+    config.verify.num_samples = 4096
     config.verify.num_rows = 2048
   return config

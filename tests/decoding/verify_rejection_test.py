@@ -214,7 +214,7 @@ def test_greedy_rows_match_the_argmax_in_any_batch(make_sampling, greedy):
   drafted[wrong, 1] = (drafted[wrong, 1] + 1) % 9
   is_greedy = (np.arange(50) % 2 == 0) | (greedy == 'all rows')
   verdict = _verify_chain(
-      make_sampling(50, temperature=np.where(is_greedy, 0.0, 1.0)),
+      make_sampling(50, temperature=np.where(is_greedy, 0.0, 1.0).tolist()),
       _logits(),
       _positions(50, 3),
       draft_tokens_BJ=drafted,

@@ -21,7 +21,7 @@ def _expected(tok, ids, stops) -> tuple[str, int, bool]:
   def first_stop(text: str) -> int:
     return min((text.find(s) for s in stops if s in text), default=-1)
 
-  stream = detokenizer.StreamingDetokenizer(tok)
+  stream = detokenizer.StreamingDetokenizer(tok, at='inside')
   text = ''
   for num, token_id in enumerate(ids, start=1):
     if token_id < tok.vocab_size:
