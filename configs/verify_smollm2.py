@@ -43,13 +43,14 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
   )
   config.verify.drafters = ('lookup', 'lm')
   config.verify.rules = ('token', 'block')
-  config.verify.num_samples = 2048
-  config.verify.num_rows = 128
+  # As many of each of the five kinds of rows of a mixed batch.
+  config.verify.num_samples = 2040
+  config.verify.num_rows = 120
   if variant == 'tiny':
     config.target.model = 'random://tiny'
     config.drafter.model = 'random://tiny_draft'
     config.drafter.num_layers = 0
     config.decode.max_new_tokens = 16
-    config.verify.num_samples = 4096
-    config.verify.num_rows = 2048
+    config.verify.num_samples = 4080
+    config.verify.num_rows = 2040
   return config
