@@ -94,7 +94,8 @@ def test_tiny_runs_and_what_it_wrote_reads_back(
   if config.task == 'verify':
     assert results['verify/passed'] is True
     names = {row['row/name'] for row in results['rows']}
-    assert len(names) == results['verify/cases'] >= 10
+    assert len(names) == results['verify/cases']
+    assert len(names) >= (10 if name == 'verify_smollm2' else 1)
   lines = (path / 'metrics.jsonl').read_text().splitlines()
   assert lines
   assert all('time/elapsed_s' in json.loads(line) for line in lines)
