@@ -36,6 +36,7 @@ _LEVELS = {
     'testing': 5,
     'api': 6,
     'config': 6,
+    'language_model': 6,
     'tasks': 7,
     '': 7,
     'run': 8,

@@ -1,0 +1,372 @@
+"""A loaded target with its tokenizer and drafter: prompts in, text out."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+
+from speculative.checkpoints import pretrained
+from speculative.decoding import config as config_lib
+from speculative.decoding import engine
+from speculative.decoding.autoregressive import Autoregressive
+from speculative.decoding.config import DecodeConfig
+from speculative.decoding.engine import Engine
+from speculative.decoding.engine import Generation
+from speculative.decoding.loop import Weights
+from speculative.decoding.speculative import Speculative
+from speculative.drafting import lm
+from speculative.drafting import lookup
+from speculative.drafting.config import DrafterConfig
+from speculative.errors import UserError
+from speculative.models import params as params_lib
+from speculative.models import precision as precision_lib
+from speculative.models import transformer
+from speculative.models.config import TransformerConfig
+from speculative.tokenizer import base
+from speculative.tokenizer import chat
+from speculative.tokenizer import text_stream
+
+_DECODE_FIELDS = frozenset(f.name for f in dataclasses.fields(DecodeConfig))
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """Answers to a batch of prompts.
+
+  Attributes:
+    texts: a prompt each, without the tokens that end a reply.
+    generation: token ids, counts and times.
+  """
+
+  texts: list[str]
+  generation: Generation
+
+
+class LanguageModel:
+  """A target with its tokenizer and, if it has one, its drafter.
+
+  Attributes:
+    tokenizer: of target and drafter.
+    config: the target's.
+    precision: the target's number formats.
+    max_seq_len: longest text the target was made for, in tokens.
+  """
+
+  def __init__(
+      self,
+      target: pretrained.Pretrained,
+      draft: pretrained.Pretrained | None,
+      *,
+      dtype: str,
+      layers: str,
+      drafter: DrafterConfig,
+  ) -> None:
+    """Keeps what was opened; `open_model` is the way to call this."""
+    self._target, self._draft = target, draft
+    self._layers, self._drafter = layers, drafter
+    self._weights: Weights | None = None
+    self._engines: dict[DrafterConfig, Engine] = {}
+    self.tokenizer = target.tokenizer
+    self.config = target.config
+    self.precision = precision_lib.choose(dtype)
+    self.max_seq_len = target.config.max_position
+
+  @property
+  def drafter(self) -> DrafterConfig:
+    """The drafter `generate` uses unless told otherwise."""
+    return self._drafter
+
+  def load_weights(self) -> Weights:
+    """Reads the weights of target and draft, once."""
+    if self._weights is None:
+      target = self._load(self._target, self.precision, self._layers)
+      self._weights = Weights(target=target, drafter=self._load_draft(target))
+    return self._weights
+
+  def _load_draft(self, target: params_lib.Params) -> params_lib.Params | None:
+    if self._draft is None:
+      return None
+    params = target
+    if not self._drafter.shares_target:
+      params = self._load(self._draft, self._draft_precision, 'unrolled')
+    num_layers = self._draft_config.num_layers
+    return {**params, 'layers': params['layers'][:num_layers]}
+
+  @property
+  def _draft_precision(self) -> precision_lib.Precision:
+    if self._drafter.shares_target:
+      return self.precision
+    return precision_lib.choose(self._drafter.dtype)
+
+  @property
+  def _draft_config(self) -> TransformerConfig:
+    config = self._draft.config
+    num_layers = self._drafter.num_layers or config.num_layers
+    return dataclasses.replace(config, num_layers=num_layers)
+
+  def _load(
+      self,
+      source: pretrained.Pretrained,
+      precision: precision_lib.Precision,
+      layers: str,
+  ) -> params_lib.Params:
+    params = source.load_params(precision.param_dtype)
+    return transformer.stack_layers(params) if layers == 'scanned' else params
+
+  def engine(self, drafter: str | DrafterConfig | None = None) -> Engine:
+    """Returns the engine of a drafter over the loaded weights.
+
+    Args:
+      drafter: this model's own when absent; another, or a kind with default
+        settings, must be 'none' or 'lookup', or differ from this model's own
+        in no more than numbers.
+
+    Returns:
+      The Engine; the same one for the same drafter.
+
+    Raises:
+      UserError: If the drafter needs a draft model that was not loaded.
+    """
+    if isinstance(drafter, str):
+      drafter = DrafterConfig(kind=drafter)
+    drafter = drafter or self._drafter
+    if drafter not in self._engines:
+      self._engines[drafter] = Engine(self._step(drafter), self.load_weights())
+    return self._engines[drafter]
+
+  def _step(self, drafter: DrafterConfig) -> Autoregressive | Speculative:
+    num_tokens = self.tokenizer.vocab_size
+    target = transformer.Transformer(
+        self.config, self.precision, self._layers, num_tokens
+    )
+    if drafter.is_plain:
+      return Autoregressive(target)
+    if drafter.kind == 'lookup':
+      return Speculative(
+          target,
+          lookup.Lookup(
+              num_draft_tokens=drafter.num_draft_tokens,
+              max_ngram=drafter.max_ngram,
+              min_ngram=drafter.min_ngram,
+          ),
+      )
+    if self._draft is None or _weights_of(drafter) != _weights_of(
+        self._drafter
+    ):
+      raise UserError(
+          f'the draft model {drafter.model!r} is not loaded in '
+          f'{drafter.dtype}; name it when the model is loaded.'
+      )
+    draft = transformer.Transformer(
+        self._draft_config, self._draft_precision, num_tokens=num_tokens
+    )
+    return Speculative(
+        target,
+        lm.Lm(
+            draft,
+            num_draft_tokens=drafter.num_draft_tokens,
+            vocab_size=self.config.vocab_size,
+        ),
+        rule=drafter.rule,
+    )
+
+  def encode(self, prompt: str, *, chat_template: str = 'auto') -> list[int]:
+    """Returns the token ids of a prompt.
+
+    Args:
+      prompt: text of the user.
+      chat_template: 'yes' puts the prompt into the checkpoint's template as
+        the user's turn, 'no' leaves it as it is, 'auto' uses the template if
+        there is one.
+
+    Returns:
+      Token ids, with a BOS where the checkpoint wants one.
+
+    Raises:
+      UserError: If the prompt is empty, or there is no template.
+    """
+    if chat_template not in ('auto', 'yes', 'no'):
+      raise UserError(
+          f"chat_template is {chat_template!r}; it needs to be 'auto', 'yes' "
+          "or 'no'."
+      )
+    if not prompt:
+      raise UserError('the prompt is empty; give some text to go on from.')
+    wanted = chat_template == 'yes' or (
+        chat_template == 'auto' and self.tokenizer.chat_template is not None
+    )
+    if not wanted:
+      return base.encode_prompt(self.tokenizer, prompt)
+    messages = [{'role': 'user', 'content': prompt}]
+    text = chat.render_for(self.tokenizer, messages)
+    return base.encode_prompt(self.tokenizer, text)
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Returns the text of new tokens, which go on from a prompt.
+
+    Args:
+      ids: token ids; those beyond the tokenizer have no text.
+    """
+    stream = text_stream.TextStream(self.tokenizer)
+    return stream.push(ids) + stream.flush()
+
+  def generate(
+      self,
+      prompts: str | Sequence[str] | Sequence[Sequence[int]],
+      *,
+      chat_template: str = 'auto',
+      drafter: str | DrafterConfig | None = None,
+      rows: Sequence[Mapping[str, object]] | None = None,
+      on_text: Callable[[int, str], None] | None = None,
+      **decode: object,
+  ) -> Result:
+    """Answers a prompt, or a batch of them.
+
+    Args:
+      prompts: text, several texts, or several lists of token ids.
+      chat_template: see `encode`; token ids are taken as they are.
+      drafter: see `engine`.
+      rows: settings that differ from prompt to prompt, one mapping of
+        DecodeConfig's fields a prompt.
+      on_text: called with (row, text) as text comes: whole characters only,
+        and nothing that may turn out to begin a stop string.
+      **decode: fields of `decoding.config.DecodeConfig` that all prompts share.
+
+    Returns:
+      The Result.
+
+    Raises:
+      UserError: For a prompt or a setting that cannot be used.
+    """
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    ids = [self._ids(p, chat_template) for p in prompts]
+    configs = self.decode_configs(len(ids), rows=rows, **decode)
+    self.check(ids, configs)
+    if on_text is not None and configs[0].rounds_per_call == 0:
+      configs = [dataclasses.replace(c, rounds_per_call=1) for c in configs]
+    streams = [
+        text_stream.TextStream(self.tokenizer, c.stop_strings) for c in configs
+    ]
+
+    def say(row: int, text: str) -> None:
+      if text and on_text is not None:
+        on_text(row, text)
+
+    def on_tokens(row: int, new: list[int]) -> int | None:
+      stream = streams[row]
+      say(row, stream.push(new))
+      return stream.num_tokens if stream.has_ended else None
+
+    watched = on_text is not None or any(c.stop_strings for c in configs)
+    generation = self.engine(drafter).generate(
+        ids, configs, on_tokens=on_tokens if watched else None
+    )
+    for row, stream in enumerate(streams):
+      if not watched:
+        stream.push(generation.token_ids[row])
+      say(row, stream.flush())
+    return Result([stream.text for stream in streams], generation)
+
+  def _ids(self, prompt: str | Sequence[int], chat_template: str) -> list[int]:
+    if isinstance(prompt, str):
+      return self.encode(prompt, chat_template=chat_template)
+    if not isinstance(prompt, Iterable):
+      raise UserError(
+          f'a prompt is {prompt!r}; it needs to be text or a list of token '
+          'ids, so one prompt of ids is a list in a list.'
+      )
+    # An embedding would quietly take the nearest row there is.
+    vocab_size = self.config.vocab_size
+    if wrong := [i for i in prompt if not 0 <= i < vocab_size]:
+      raise UserError(
+          f'token id {wrong[0]} is outside the vocabulary of {vocab_size}; '
+          'give ids of this tokenizer.'
+      )
+    return [int(i) for i in prompt]
+
+  def decode_configs(
+      self,
+      num_rows: int,
+      *,
+      rows: Sequence[Mapping[str, object]] | None = None,
+      **decode: object,
+  ) -> list[DecodeConfig]:
+    """Returns a DecodeConfig a row.
+
+    Args:
+      num_rows: B.
+      rows: fields that differ from row to row, one mapping a row; absent where
+        all rows are alike but for seed + row.
+      **decode: fields that all rows share; see `decode_config`.
+
+    Returns:
+      The configs, in the order of the rows.
+
+    Raises:
+      UserError: Naming row and field.
+    """
+    if rows is None:
+      return config_lib.rows_of(self.decode_config(**decode), num_rows)
+    if len(rows) != num_rows:
+      raise UserError(
+          f'{num_rows} prompts need as many rows of settings, got {len(rows)}.'
+      )
+    configs = []
+    for index, row in enumerate(rows):
+      try:
+        configs.append(self.decode_config(**{**decode, **row}))
+      except UserError as error:
+        raise UserError(f'row {index}: {error}') from error
+    return config_lib.rows_of(configs, num_rows)
+
+  def decode_config(self, **decode: object) -> DecodeConfig:
+    """Returns a DecodeConfig with this model's stop ids and longest text.
+
+    Args:
+      **decode: fields of `decoding.config.DecodeConfig`. stop_ids are the
+        tokenizer's own and max_seq_len what the model was made for, unless
+        given.
+
+    Returns:
+      The config.
+
+    Raises:
+      UserError: If a field is unknown or out of range.
+    """
+    unknown = sorted(set(decode) - _DECODE_FIELDS)
+    if unknown:
+      raise UserError(
+          f'{unknown[0]!r} is no setting of decoding; known: '
+          f'{", ".join(sorted(_DECODE_FIELDS))}.'
+      )
+    decode.setdefault('stop_ids', self.tokenizer.eos_ids)
+    if not decode.get('max_seq_len'):
+      decode['max_seq_len'] = self.max_seq_len
+    if not 1 < decode['max_seq_len'] <= self.max_seq_len:
+      raise UserError(
+          f'max_seq_len is {decode["max_seq_len"]}, but this model was made '
+          f'for texts of 2 to {self.max_seq_len} tokens; choose one of these.'
+      )
+    return DecodeConfig(**decode)
+
+  def check(
+      self,
+      prompts: Sequence[Sequence[int]],
+      configs: Sequence[DecodeConfig],
+  ) -> None:
+    """Refuses what cannot be decoded, before weights are read.
+
+    Args:
+      prompts: token ids.
+      configs: how to decode, one a prompt.
+
+    Raises:
+      UserError: As `decoding.engine.check`.
+    """
+    engine.check(prompts, configs, vocab_size=self.config.vocab_size)
+
+
+def _weights_of(drafter: DrafterConfig) -> tuple[str, int, str]:
+  """Returns what the loaded weights of a draft model depend on."""
+  return drafter.model, drafter.num_layers, drafter.dtype
