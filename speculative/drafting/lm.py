@@ -60,7 +60,7 @@ def draw_with_law(
     keys_B1 = sampling_lib.keys(
         sampling.seed_B, position_B[:, None], sampling_lib.DRAFT
     )
-    token_B1 = sampling_lib.categorical(sampling_lib.uniform(keys_B1), law_B1V)
+    token_B1 = sampling_lib.categorical(keys_B1, law_B1V)
     return token_B1, law_B1V
 
   token_B1, law_B1V = jax.lax.cond(jnp.all(sampling.greedy_B), greedy, sampled)
