@@ -43,7 +43,7 @@ def test_the_draft_is_predicted_too_fast():
 
 
 def test_verification_costs_hardly_more_than_a_plain_step():
-  # Five rows: 0.15 ms of arithmetic hides behind the weights; the wire does not.
+  # Of five rows 0.15 ms of arithmetic hides behind the weights, the wire not.
   extra_ms = 4 * 160 * 30720 / 100e9 * 1e3
   assert _ACCOUNT.verify_ms == pytest.approx(14.1 + extra_ms, rel=1e-9)
 
