@@ -22,14 +22,17 @@ _PACKAGE = 'speculative'
 # '' is speculative/__init__.py, the public API.
 _LEVELS = {
     'errors': 0,
+    'chips': 1,
     'hlo': 1,
     'retrieval': 1,
     'sharding': 1,
     'theory': 1,
     'tokenizer': 1,
+    'latency': 2,
     'models': 2,
     'decoding': 3,
     'bench': 4,
+    'calibration': 4,
     'checkpoints': 4,
     'drafting': 4,
     'train': 4,
