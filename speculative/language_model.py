@@ -23,6 +23,7 @@ from speculative.models import params as params_lib
 from speculative.models import precision as precision_lib
 from speculative.models import transformer
 from speculative.models.config import TransformerConfig
+from speculative.sharding import Placement
 from speculative.tokenizer import base
 from speculative.tokenizer import chat
 from speculative.tokenizer import text_stream
@@ -61,10 +62,13 @@ class LanguageModel:
       dtype: str,
       layers: str,
       drafter: DrafterConfig,
+      placement: Placement,
+      draft_placement: Placement,
   ) -> None:
     """Keeps what was opened; `open_model` is the way to call this."""
     self._target, self._draft = target, draft
     self._layers, self._drafter = layers, drafter
+    self._placement, self._draft_placement = placement, draft_placement
     self._weights: Weights | None = None
     self._engines: dict[DrafterConfig, Engine] = {}
     self.tokenizer = target.tokenizer
@@ -80,7 +84,11 @@ class LanguageModel:
   def load_weights(self) -> Weights:
     """Reads the weights of target and draft, once."""
     if self._weights is None:
-      target = self._load(self._target, self.precision, self._layers)
+      target = self._target.load_params(
+          self.precision.param_dtype, self._placement
+      )
+      if self._layers == 'scanned':
+        target = transformer.stack_layers(target)
       self._weights = Weights(target=target, drafter=self._load_draft(target))
     return self._weights
 
@@ -89,7 +97,9 @@ class LanguageModel:
       return None
     params = target
     if not self._drafter.shares_target:
-      params = self._load(self._draft, self._draft_precision, 'unrolled')
+      params = self._draft.load_params(
+          self._draft_precision.param_dtype, self._draft_placement
+      )
     num_layers = self._draft_config.num_layers
     return {**params, 'layers': params['layers'][:num_layers]}
 
@@ -104,15 +114,6 @@ class LanguageModel:
     config = self._draft.config
     num_layers = self._drafter.num_layers or config.num_layers
     return dataclasses.replace(config, num_layers=num_layers)
-
-  def _load(
-      self,
-      source: pretrained.Pretrained,
-      precision: precision_lib.Precision,
-      layers: str,
-  ) -> params_lib.Params:
-    params = source.load_params(precision.param_dtype)
-    return transformer.stack_layers(params) if layers == 'scanned' else params
 
   def engine(self, drafter: str | DrafterConfig | None = None) -> Engine:
     """Returns the engine of a drafter over the loaded weights.
@@ -138,7 +139,11 @@ class LanguageModel:
   def _step(self, drafter: DrafterConfig) -> Autoregressive | Speculative:
     num_tokens = self.tokenizer.vocab_size
     target = transformer.Transformer(
-        self.config, self.precision, self._layers, num_tokens
+        self.config,
+        self.precision,
+        self._layers,
+        num_tokens,
+        self._placement,
     )
     if drafter.is_plain:
       return Autoregressive(target)
@@ -159,7 +164,10 @@ class LanguageModel:
           f'{drafter.dtype}; name it when the model is loaded.'
       )
     draft = transformer.Transformer(
-        self._draft_config, self._draft_precision, num_tokens=num_tokens
+        self._draft_config,
+        self._draft_precision,
+        num_tokens=num_tokens,
+        placement=self._draft_placement,
     )
     return Speculative(
         target,
@@ -367,6 +375,6 @@ class LanguageModel:
     engine.check(prompts, configs, vocab_size=self.config.vocab_size)
 
 
-def _weights_of(drafter: DrafterConfig) -> tuple[str, int, str]:
+def _weights_of(drafter: DrafterConfig) -> tuple[str, int, str, int]:
   """Returns what the loaded weights of a draft model depend on."""
-  return drafter.model, drafter.num_layers, drafter.dtype
+  return drafter.model, drafter.num_layers, drafter.dtype, drafter.shards

@@ -66,6 +66,8 @@ class Autoregressive:
         state_lib.next_positions(state, 1),
         use=sampling_lib.TARGET,
     )
+    decided = (token_B1, loop.log_probs_of(state, logits_B1V, token_B1))
+    token_B1, log_probs_B1 = self.model.placement.replicate(decided)
     zero_B = jnp.zeros_like(state.seq_len_B)
     return Carry(
         state=state_lib.commit(
@@ -75,6 +77,6 @@ class Autoregressive:
             num_emitted_B=zero_B + 1,
             num_drafted_B=zero_B,
             num_tested_B=zero_B,
-            log_probs_BT=loop.log_probs_of(state, logits_B1V, token_B1),
+            log_probs_BT=log_probs_B1,
         )
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -167,6 +168,14 @@ class Engine:
     self.step = step
     self.weights = weights
 
+  def num_rows(self, batch: int) -> int:
+    """Returns the rows a batch takes: a multiple of the mesh's axis data."""
+    size = self.step.model.placement.data_size
+    return -(-batch // size) * size
+
+  def _put(self, tree: Any) -> Any:
+    return self.step.model.placement.put(tree)
+
   def start(
       self,
       prompts: Sequence[Sequence[int]],
@@ -180,7 +189,8 @@ class Engine:
         seed + b.
 
     Returns:
-      The Carry that `loop.run` takes.
+      The Carry that `loop.run` takes; it may have rows at its end that only
+      fill the mesh and are done.
 
     Raises:
       UserError: If a prompt is empty or longer than the buffer.
@@ -202,11 +212,14 @@ class Engine:
     padded = np.zeros((B, width), np.int32)
     for row, prompt in enumerate(prompts):
       padded[row, : len(prompt)] = prompt
-    arguments = jax.device_put(
+    # Rows that only fill the mesh have reached their limit before they begin.
+    extra = self.num_rows(B) - B
+    rows = [*rows, *[rows[-1]] * extra]
+    arguments = self._put(
         (
-            padded,
-            lens,
-            limit,
+            np.pad(padded, ((0, extra), (0, 0))),
+            np.pad(lens, (0, extra), constant_values=1),
+            np.pad(limit, (0, extra), constant_values=1),
             config_lib.padded_ids([row.stop_ids for row in rows]),
             config_lib.sampling_of(rows),
         )
@@ -234,10 +247,10 @@ class Engine:
     carry = loop.run(
         weights=self.weights,
         carry=carry,
-        num_rounds=jax.device_put(np.int32(1)),
+        num_rounds=self._put(np.int32(1)),
         step=self.step,
     )
-    ended_B = jax.device_put(np.zeros(len(prompts), bool))
+    ended_B = self._put(np.zeros(self.num_rows(len(prompts)), bool))
     jax.block_until_ready(loop.finish(carry=carry, ended_B=ended_B))
 
   def generate(
@@ -270,7 +283,7 @@ class Engine:
     )
     started = time.perf_counter()
     with jax.transfer_guard('disallow'):
-      num_rounds = jax.device_put(np.int32(per_call))
+      num_rounds = self._put(np.int32(per_call))
       carry = jax.block_until_ready(self.start(prompts, rows))
       read = time.perf_counter()
       watch = _Watch([len(p) for p in prompts], on_tokens)
@@ -283,15 +296,17 @@ class Engine:
         )
         done = jax.device_get(carry.state.done_B)
         if on_tokens is not None:
-          ended = watch.look(carry)
+          ended = np.zeros_like(done)
+          ended[: len(prompts)] = watch.look(carry)
           if (ended & ~done).any():
             done = done | ended
-            carry = loop.finish(carry=carry, ended_B=jax.device_put(ended))
+            carry = loop.finish(carry=carry, ended_B=self._put(ended))
         if done.all():
           break
       ended_s = time.perf_counter()
       return _collect(
           carry,
+          num_rows=len(prompts),
           kept=watch.kept,
           prefill_s=read - started,
           decode_s=ended_s - read,
@@ -314,6 +329,7 @@ class _Watch:
     tokens, lens = jax.device_get(
         (carry.state.tokens_BS, carry.state.seq_len_B)
     )
+    lens = lens[: len(self._seen)]
     for row, (before, now) in enumerate(zip(self._seen, lens, strict=True)):
       if now > before and row not in self.kept:
         # The user's code may use jax as it likes.
@@ -326,11 +342,17 @@ class _Watch:
 
 
 def _collect(
-    carry: Carry, *, kept: dict[int, int], prefill_s: float, decode_s: float
+    carry: Carry,
+    *,
+    num_rows: int,
+    kept: dict[int, int],
+    prefill_s: float,
+    decode_s: float,
 ) -> Generation:
   """Fetches what a finished batch produced, cut where the host ended rows."""
-  state = carry.state.replace(cache=None)
-  state = jax.device_get(state)
+  state = jax.device_get(carry.state.replace(cache=None))
+  num_rounds = int(state.num_rounds)
+  state = jax.tree.map(lambda x: x[:num_rows] if x.ndim else x, state)
   spans = [
       (start, start + kept.get(row, end - start))
       for row, (start, end) in enumerate(
@@ -353,7 +375,7 @@ def _collect(
           for row, reason in enumerate(state.reason_B)
       ],
       log_probs=log_probs,
-      num_rounds=int(state.num_rounds),
+      num_rounds=num_rounds,
       rounds=state.counters.rounds_B,
       drafted=state.counters.drafted_B,
       tested=state.counters.tested_BJ,

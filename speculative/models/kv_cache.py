@@ -12,6 +12,8 @@ import flax.struct
 import jax
 from jax import numpy as jnp
 
+from speculative.sharding import Placement
+
 
 @flax.struct.dataclass
 class KVCache:
@@ -55,6 +57,20 @@ def init(
     return tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
 
   return KVCache(k=zeros(), v=zeros(), len_B=jnp.zeros((batch,), jnp.int32))
+
+
+def place(cache: KVCache, placement: Placement) -> KVCache:
+  """Says where a cache lies: rows over `data`, heads over `model`."""
+
+  def one(slots: jax.Array) -> jax.Array:
+    axes = (None,) * (slots.ndim - 4) + ('batch', 'heads', None, None)
+    return placement.constrain(slots, axes)
+
+  return KVCache(
+      k=jax.tree.map(one, cache.k),
+      v=jax.tree.map(one, cache.v),
+      len_B=placement.replicate(cache.len_B),
+  )
 
 
 def rollback(cache: KVCache, len_B: jax.Array) -> KVCache:
