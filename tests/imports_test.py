@@ -27,6 +27,7 @@ _LEVELS = {
     'sharding': 1,
     'theory': 1,
     'tokenizer': 1,
+    'topology': 1,
     'models': 2,
     'decoding': 3,
     'bench': 4,

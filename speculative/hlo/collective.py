@@ -25,6 +25,8 @@ KINDS = (
 )
 _KIND = re.compile(f'({"|".join(KINDS)})(-start)?')
 _START = 'AsyncCollectiveStart'
+# What calls the entry computation.
+_ENTRY = Instruction('', '', 'call', (), {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Collective:
       the mesh's devices; (source, target) pairs of a `collective-permute`.
     name: of the instruction, without `%`.
     computation: that the instruction stands in.
-    op_name: the path of named scopes it comes from; '' if the compiler made it.
+    op_name: the path of named scopes it comes from; that of the loop, branch
+      or call around it if the compiler made it.
     loops: around it, the outermost first.
     branches: computations of conditionals around it, the outermost first.
   """
@@ -130,7 +133,7 @@ def collectives(text: str) -> tuple[Collective, ...]:
     ValueError: If the text is not that of a compiled program.
   """
   module = module_lib.parse(text)
-  found = list(_walk(loops_lib.Frame(module, module.entry), 'call', (), ()))
+  found = list(_walk(loops_lib.Frame(module, module.entry), _ENTRY, (), ()))
   started = {channel for _, channel, part in found if part == 'start'}
   return tuple(
       collective
@@ -141,7 +144,7 @@ def collectives(text: str) -> tuple[Collective, ...]:
 
 def _walk(
     frame: loops_lib.Frame,
-    caller: str,
+    caller: Instruction,
     loops: tuple[Loop, ...],
     branches: tuple[str, ...],
 ) -> Iterator[tuple[Collective, str, str]]:
@@ -150,10 +153,13 @@ def _walk(
   A fusion may hold a `whole` collective or, where one is spread over several
   fusions, its `start` or the `rest`.
   """
-  part = _part(frame.computation) if caller == 'fusion' else 'whole'
+  is_fused = caller.opcode == 'fusion'
+  part = _part(frame.computation) if is_fused else 'whole'
   for instruction in frame.computation.instructions:
+    if not instruction.op_name:
+      instruction = dataclasses.replace(instruction, op_name=caller.op_name)
     if match := _KIND.fullmatch(instruction.opcode):
-      is_scatter = caller == 'fusion' and _keeps_a_shard(frame, instruction)
+      is_scatter = is_fused and _keeps_a_shard(frame, instruction)
       result = frame.computation.root if is_scatter else instruction
       collective = Collective(
           kind='reduce-scatter' if is_scatter else match[1],
@@ -177,14 +183,14 @@ def _walk(
             computation=inside.computation.name,
             times=None if times is None else times + more,
         )
-        yield from _walk(inside, 'while', (*loops, loop), branches)
+        yield from _walk(inside, instruction, (*loops, loop), branches)
     elif not instruction.opcode.endswith(('-done', '-update')):
       # These name once more what their `-start` runs.
       for index, name in enumerate(instruction.callees):
         is_branch = instruction.opcode == 'conditional'
         yield from _walk(
             frame.call(index, instruction),
-            instruction.opcode,
+            instruction,
             loops,
             (*branches, name) if is_branch else branches,
         )

@@ -39,6 +39,7 @@ class Instruction:
     opcode: `all-reduce`, `while`, `fusion`.
     operands: names without `%`; a literal's text for a constant.
     attributes: what follows the operands, by key, as printed.
+    op_name: where it comes from: the path of named scopes, '' if not said.
   """
 
   name: str
@@ -46,12 +47,7 @@ class Instruction:
   opcode: str
   operands: tuple[str, ...]
   attributes: Mapping[str, str]
-
-  @property
-  def op_name(self) -> str:
-    """Where it comes from: the path of named scopes, '' if not said."""
-    match = _OP_NAME.search(self.attributes.get('metadata', ''))
-    return re.sub(r'\\(.)', r'\1', match[1]) if match else ''
+  op_name: str = ''
 
   @property
   def callees(self) -> tuple[str, ...]:
@@ -147,7 +143,7 @@ def parse(text: str) -> Module:
       name = None
       continue
     pending = f'{pending} {line.strip()}' if pending else line
-    if pending.strip() and _is_balanced(pending):
+    if pending.strip() and _is_whole(pending):
       instruction, is_root = _instruction(pending)
       instructions.append(instruction)
       root = instruction if is_root else root
@@ -162,10 +158,10 @@ def _blank(text: str) -> str:
   return _STRING.sub(lambda match: '"' + ' ' * (len(match[0]) - 2) + '"', text)
 
 
-def _is_balanced(text: str) -> bool:
-  """Tells whether every bracket outside of strings is closed."""
+def _is_whole(text: str) -> bool:
+  """Tells whether no bracket is open and nothing is to follow a comma."""
   blank = _blank(text)
-  return all(
+  return not blank.rstrip().endswith(',') and all(
       blank.count(opening) <= blank.count(closing)
       for opening, closing in _CLOSING.items()
   )
@@ -217,11 +213,15 @@ def _instruction(line: str) -> tuple[Instruction, bool]:
     # An operand may stand behind its type: `f32[8]{0} %x`.
     pieces = shapes.split(inside)
     operands = tuple(piece.split()[-1].lstrip('%') for piece in pieces)
+  attributes = _attributes(line[closing:].lstrip(', '))
+  op_name = _OP_NAME.search(attributes.get('metadata', ''))
   instruction = Instruction(
       name=match['name'],
       type=line[start:end],
       opcode=opcode,
       operands=operands,
-      attributes=_attributes(line[closing:].lstrip(', ')),
+      attributes=attributes,
+      # Quotes inside come escaped: `cache[\'k\']`.
+      op_name=re.sub(r'\\(.)', r'\1', op_name[1]) if op_name else '',
   )
   return instruction, bool(match['root'])
