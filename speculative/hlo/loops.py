@@ -175,11 +175,7 @@ class Carry:
     if fixed(left) is not None:
       left, right, direction = right, left, _TURNED.get(direction, direction)
     limit = fixed(right)
-    if (
-        not isinstance(left, _Element)
-        or left.carry is not self
-        or limit is None
-    ):
+    if not isinstance(left, _Element) or left.carry is not self:
       return None
     start, step = fixed(self.initial(left.index)), self.next(left.index)
     if None in (start, limit) or not isinstance(step, _Element):
@@ -230,11 +226,11 @@ def _add(left: Any, right: Any) -> Any:
 
 def _count(start: int, step: int, limit: int, direction: str) -> int | None:
   """Returns the number of values from start in steps until the limit."""
-  if direction == 'NE':
+  if direction == 'NE' and step and (limit - start) % step == 0:
     direction = 'LT' if step > 0 else 'GT'
   if direction in ('LE', 'GE'):
     limit += 1 if direction == 'LE' else -1
   grows = direction in ('LT', 'LE')
-  if direction == 'EQ' or step == 0 or (step > 0) != grows:
+  if direction in ('EQ', 'NE') or step == 0 or (step > 0) != grows:
     return None
   return max(0, -(-(limit - start) // step))

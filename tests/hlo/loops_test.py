@@ -74,6 +74,8 @@ def test_a_loop_over_a_range_is_counted(changes, expected):
         {'direction': 'GT'},
         {'direction': 'EQ'},
         {'step': 0},
+        {'step': 0, 'direction': 'NE'},
+        {'step': 2, 'direction': 'NE'},
         {'compared': 'i, i'},
         {'limit': '{...}'},
     ],
