@@ -49,6 +49,8 @@ from speculative import chips
 from speculative import latency
 from speculative import theory
 from speculative.bench import report
+from speculative.models import params as params_lib
+from speculative.models.config import TransformerConfig
 
 NUM_CHIPS = 16
 NUM_DRAFT_TOKENS = 4
@@ -67,9 +69,9 @@ TOKEN_MS = {
 _MAX_DRAFT_TOKENS = 15
 
 
-def _gopher(num_layers: int, num_heads: int) -> latency.Shapes:
+def _gopher(num_layers: int, num_heads: int) -> TransformerConfig:
   width = 128 * num_heads
-  return latency.Shapes(
+  return TransformerConfig(
       num_layers=num_layers,
       model_dim=width,
       num_heads=num_heads,
@@ -77,7 +79,7 @@ def _gopher(num_layers: int, num_heads: int) -> latency.Shapes:
       head_dim=128,
       mlp_dim=4 * width,
       vocab_size=32_000,
-      mlp='ungated',
+      mlp='plain',
   )
 
 
@@ -182,9 +184,9 @@ def account() -> Account:
   one_fit = _with_latency(machine, PLAIN_MS, target)
   two_fits = _fit_two(machine, target, draft)
   weights_ms = latency.estimate(target, machine).hbm_ms
-  nominal_ms = weights_ms * NOMINAL_PARAMS / TARGET.num_params
+  nominal_ms = weights_ms * NOMINAL_PARAMS / latency.read_params(TARGET)
   return Account(
-      target_params=TARGET.num_params,
+      target_params=params_lib.num_params(TARGET),
       weights_ms=weights_ms,
       nominal_floor_ms=nominal_ms,
       latency_us=1e6 * one_fit.collective_latency_s,
@@ -199,8 +201,8 @@ def account() -> Account:
           for name, ms in TOKEN_MS.items()
       ),
       deep_drafts=tuple(
-          _deep_draft(name, shapes, one_fit, two_fits)
-          for name, shapes in DEEP_DRAFTS.items()
+          _deep_draft(name, config, one_fit, two_fits)
+          for name, config in DEEP_DRAFTS.items()
       ),
   )
 
@@ -227,10 +229,13 @@ def acceptance_from_ms_per_token(
 
 
 def _pass(
-    shapes: latency.Shapes, *, positions: int = 1, model_axis: int = NUM_CHIPS
+    config: TransformerConfig,
+    *,
+    positions: int = 1,
+    model_axis: int = NUM_CHIPS,
 ) -> latency.Pass:
   return latency.analytic_pass(
-      shapes, positions=positions, model_axis=model_axis
+      config, positions=positions, model_axis=model_axis
   )
 
 
@@ -301,13 +306,13 @@ def _imply(name: str, token_ms: float, floors_ms: dict[str, float]) -> Implied:
 
 def _deep_draft(
     name: str,
-    shapes: latency.Shapes,
+    config: TransformerConfig,
     one_fit: latency.Machine,
     two_fits: latency.Machine,
 ) -> DeepDraft:
   """Predicts a 7B draft, on few chips and on all of the target's."""
-  few = _pass(shapes, model_axis=DEEP_DRAFT_NUM_CHIPS)
-  all_ = _pass(shapes)
+  few = _pass(config, model_axis=DEEP_DRAFT_NUM_CHIPS)
+  all_ = _pass(config)
   return DeepDraft(
       name=name,
       on_4_ms=latency.estimate(few, one_fit).total_ms,

@@ -25,10 +25,13 @@ chip; a link of the ring is not, since it joins two devices of different chips.
 """
 
 import dataclasses
+import math
 import typing
 
 from speculative import chips
 from speculative.errors import UserError
+from speculative.models import params as params_lib
+from speculative.models.config import TransformerConfig
 
 
 class Collective(typing.NamedTuple):
@@ -251,63 +254,24 @@ def fit_collective_latency_s(
   return 1e-3 * (measured_ms - floor.total_ms) / num_collectives
 
 
-@dataclasses.dataclass(frozen=True)
-class Shapes:
-  """The sizes of a decoder that decide what a pass reads and computes.
+def read_params(config: TransformerConfig) -> int:
+  """Counts the parameters a pass reads: the layers' matrices and the head.
 
-  Attributes:
-    num_layers: L.
-    model_dim: D.
-    num_heads: N.
-    num_kv_heads: K.
-    head_dim: H.
-    mlp_dim: F.
-    vocab_size: V.
-    mlp: 'ungated', two matrices, or 'gated', three.
-    head: 'tied' to the embedding or 'untied'.
+  Of an embedding that is not the head it reads a row a token, nothing here;
+  norms and biases are a hundred-thousandth of the rest.
+
+  Args:
+    config: the model.
   """
-
-  num_layers: int
-  model_dim: int
-  num_heads: int
-  num_kv_heads: int
-  head_dim: int
-  mlp_dim: int
-  vocab_size: int
-  mlp: str = 'gated'
-  head: str = 'tied'
-
-  def __post_init__(self):
-    if self.mlp not in ('gated', 'ungated'):
-      raise UserError(f"mlp={self.mlp!r} has to be 'gated' or 'ungated'.")
-    if self.head not in ('tied', 'untied'):
-      raise UserError(f"head={self.head!r} has to be 'tied' or 'untied'.")
-
-  @property
-  def layer_params(self) -> int:
-    """Of one layer's matrices: q and output, k and v, the MLP."""
-    heads = 2 * self.num_heads + 2 * self.num_kv_heads
-    matrices = 3 if self.mlp == 'gated' else 2
-    return self.model_dim * (heads * self.head_dim + matrices * self.mlp_dim)
-
-  @property
-  def read_params(self) -> int:
-    """Those a pass reads: the layers and the head.
-
-    Of an embedding that is not the head, it reads a row a token, nothing here.
-    """
-    head = self.vocab_size * self.model_dim
-    return self.num_layers * self.layer_params + head
-
-  @property
-  def num_params(self) -> int:
-    """All but norms and biases, a hundred-thousandth of the rest."""
-    embedding = self.vocab_size * self.model_dim
-    return self.read_params + (embedding if self.head == 'untied' else 0)
+  return sum(
+      math.prod(spec.shape)
+      for name, spec in params_lib.flatten(params_lib.declare(config))
+      if spec.kind == 'matrix' and (name != 'embed' or config.head == 'tied')
+  )
 
 
 def analytic_pass(
-    shapes: Shapes,
+    config: TransformerConfig,
     *,
     batch: int = 1,
     positions: int = 1,
@@ -324,7 +288,7 @@ def analytic_pass(
   head is never split: its cache is then held more than once.
 
   Args:
-    shapes: of the model.
+    config: the model.
     batch: B, sequences on this device.
     positions: T, tokens of each that this pass scores.
     context: positions of each that are cached already.
@@ -332,22 +296,22 @@ def analytic_pass(
     value_bytes: of a weight, a cached number and an activation.
   """
   rows = batch * positions
-  kv_heads = -(-shapes.num_kv_heads // model_axis)
-  kv_values = 2 * shapes.num_layers * kv_heads * shapes.head_dim
+  kv_heads = -(-config.num_kv_heads // model_axis)
+  kv_values = 2 * config.num_layers * kv_heads * config.head_dim
   # Scores and their sum over values; a row sees its context and, on average,
   # half of its own pass, which is left out.
   attention_flops = (
-      4 * rows * context * shapes.num_layers * shapes.num_heads
-  ) * shapes.head_dim
+      4 * rows * context * config.num_layers * config.num_heads
+  ) * config.head_dim
   all_reduce = Collective(
       'all-reduce',
-      rows * shapes.model_dim * value_bytes,
+      rows * config.model_dim * value_bytes,
       model_axis,
-      2 * shapes.num_layers,
+      2 * config.num_layers,
   )
   return Pass(
       hbm_bytes=value_bytes
-      * (shapes.read_params / model_axis + kv_values * batch * context),
-      flops=(2 * rows * shapes.read_params + attention_flops) / model_axis,
+      * (read_params(config) / model_axis + kv_values * batch * context),
+      flops=(2 * rows * read_params(config) + attention_flops) / model_axis,
       collectives=(all_reduce,) if model_axis > 1 else (),
   )

@@ -3,17 +3,22 @@ import dataclasses
 import pytest
 
 from speculative import calibration
+from speculative import latency
 from speculative import theory
 
 _ACCOUNT = calibration.account()
 
 
 def test_counts_are_those_published_less_the_relative_positions():
-  def published(shapes):
+  def published(config):
     # Hoffmann et al.: 13 D^2 a layer where we count 12.
-    return shapes.num_params + shapes.num_layers * shapes.model_dim**2
+    relative = config.num_layers * config.model_dim**2
+    return latency.read_params(config) + relative
 
-  assert calibration.TARGET.num_params == 80 * 12 * 8192**2 + 32_000 * 8192
+  assert (
+      latency.read_params(calibration.TARGET)
+      == 80 * 12 * 8192**2 + 32_000 * 8192
+  )
   assert published(calibration.TARGET) == pytest.approx(70e9, rel=0.001)
   assert published(calibration.DRAFT) == pytest.approx(4e9, rel=0.04)
   deep = calibration.DEEP_DRAFTS['7B, 40 layers of 3584']

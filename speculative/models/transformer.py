@@ -157,8 +157,9 @@ class Transformer:
             self.config.rope, self.config.head_dim, positions_BT
         ),
     )
-    x_BTD = params['embed'][tokens_BT].astype(self.precision.activations)
-    x_BTD = self._whole(x_BTD)
+    with jax.named_scope('embed'):
+      x_BTD = params['embed'][tokens_BT].astype(self.precision.activations)
+      x_BTD = self._whole(x_BTD)
     x_BTD, k, v, kept = self._layers(params, x_BTD, cache, rows, features)
     hidden_BTD = layers.norm(self.config, params, 'final_norm', x_BTD)
     return Output(
