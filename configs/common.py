@@ -104,9 +104,13 @@ def get_config() -> config_dict.ConfigDict:
   # Kinds of drafters, and rules of verification; 'config' for those above.
   config.verify.drafters = ('config',)
   config.verify.rules = ('config',)
-  # Sequences drawn to test the law of one kind of row, and rows at once.
+  # Sequences drawn to test the law of one kind of row, and rows at once; 0
+  # sequences leave the laws untested.
   config.verify.num_samples = 1024
   config.verify.num_rows = 64
+  # 'yes' also decodes every prompt alone, in batches of decode.batch_size and
+  # in batches of another order: its tokens have to be the same.
+  config.verify.batching = 'no'
   # Probability that a run fails though nothing is wrong.
   config.verify.false_alarm_rate = 0.0001
   # A verifier that is wrong on purpose, to show that it is caught.
