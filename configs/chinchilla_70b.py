@@ -1,4 +1,4 @@
-"""The system of the speculative sampling paper, on paper: 70B on 16 TPU v4.
+"""What would the 70B of the speculative sampling paper do on 16 TPU v4?
 
   python -m speculative.run --config=configs/chinchilla_70b.py --workdir=DIR
 

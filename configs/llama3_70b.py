@@ -1,4 +1,4 @@
-"""Llama 3 70B with two kinds of drafts, on paper: which one pays on a slice?
+"""Which draft pays for Llama 3 70B on a slice of 16 TPU v5p?
 
   python -m speculative.run --config=configs/llama3_70b.py --workdir=DIR
 

@@ -41,10 +41,10 @@ ACCOUNTS = ('none', 'chen2023')
 
 
 def _shapes(
-    name: str, shapes: config_dict.ConfigDict, reference: str, cache_dir: str
+    name: str, given: config_dict.ConfigDict, reference: str, cache_dir: str
 ) -> TransformerConfig:
   """Returns a model's shapes, from the config or from a checkpoint."""
-  fields = shapes.to_dict()
+  fields = given.to_dict()
   if not fields and not reference:
     raise UserError(
         f'the plan needs the shapes of the {name}: set config.plan.{name} to '
@@ -158,16 +158,26 @@ class _Models:
     )
 
 
+def shapes(config: config_dict.ConfigDict) -> dict[str, TransformerConfig]:
+  """Checks config.plan and returns the shapes of 'target' and 'draft'.
+
+  Raises:
+    UserError: Naming the field.
+  """
+  _check(config)
+  return {
+      name: _shapes(name, config.plan[name], reference, config.cache_dir)
+      for name, reference in (
+          ('target', config.target.model),
+          ('draft', config.drafter.model),
+      )
+  }
+
+
 def _open(config: config_dict.ConfigDict) -> tuple[_Models, chips.Chip | None]:
   """Checks the config and finds shapes and devices."""
-  _check(config)
   mesh_config = config_lib.parse_mesh(config)
-  target = _shapes(
-      'target', config.plan.target, config.target.model, config.cache_dir
-  )
-  draft = _shapes(
-      'draft', config.plan.draft, config.drafter.model, config.cache_dir
-  )
+  models = shapes(config)
   devices, chip = _devices(config.plan.topology)
   if mesh_config.data * mesh_config.model != len(devices):
     raise UserError(
@@ -181,7 +191,13 @@ def _open(config: config_dict.ConfigDict) -> tuple[_Models, chips.Chip | None]:
   platform = 'cpu' if chip is None else 'tpu'
   precision = precision_lib.choose(config.target.dtype, platform=platform)
   return (
-      _Models(target, draft, mesh, mesh_config, precision, config),
+      _Models(
+          **models,
+          mesh=mesh,
+          mesh_config=mesh_config,
+          precision=precision,
+          config=config,
+      ),
       chip,
   )
 
@@ -245,7 +261,14 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   )
   found = plan_report.values(plan)
   found['plan/seconds'] = round(time.perf_counter() - started, 1)
-  found |= results.versions()
+  devices = models.mesh.devices.reshape(-1)
+  found |= results.versions() | {
+      'env/device_kind': devices[0].device_kind,
+      'env/device_count': len(devices),
+      'env/dtype': models.precision.dtype,
+  }
+  for row in found['rows']:
+    workdir.metric(row)
   text = plan_report.render(plan)
   if config.plan.account == 'chen2023':
     text += '\n' + calibration.render(calibration.account())
