@@ -10,7 +10,7 @@ import jax
 from jax import numpy as jnp
 
 from speculative.decoding import adjust
-from speculative.decoding import loop
+from speculative.decoding import log_probs as log_probs_lib
 from speculative.decoding import sampling as sampling_lib
 from speculative.decoding import state as state_lib
 from speculative.decoding.loop import Carry
@@ -75,6 +75,8 @@ class Autoregressive:
             num_emitted_B=zero_B + 1,
             num_drafted_B=zero_B,
             num_tested_B=zero_B,
-            log_probs_BT=loop.log_probs_of(state, logits_B1V, token_B1),
+            log_probs=log_probs_lib.of_tokens(
+                state.log_probs, logits_B1V, token_B1
+            ),
         )
     )

@@ -7,11 +7,19 @@ import math
 import numpy as np
 
 from speculative.decoding.adjust import Adjustment
+from speculative.decoding.log_probs import MOST_TOP
 from speculative.decoding.logits import Warping
 from speculative.decoding.sampling import Sampling
 from speculative.errors import UserError
 
 LOG_PROBS = ('none', 'chosen')
+# Fields that have to be the same for all rows of a batch.
+_OF_THE_BATCH = (
+    'max_seq_len',
+    'rounds_per_call',
+    'log_probs',
+    'num_top_log_probs',
+)
 # Id lists are padded to a multiple of this, so that their length compiles
 # nothing new within it.
 _ID_BUCKET = 16
@@ -87,6 +95,9 @@ class DecodeConfig:
       streaming; 0 runs to the end in one call.
     log_probs: (batch) 'chosen' records the target's log-probability of every
       emitted token, before any adjustment; 'none' does not.
+    num_top_log_probs: (batch) as many of the target's likeliest tokens are
+      recorded beside every emitted one, at most 20, and the emitted one's
+      log-probability with them, whatever log_probs is; 0 records none.
   """
 
   max_new_tokens: int = 128
@@ -105,6 +116,7 @@ class DecodeConfig:
   max_seq_len: int = 2048
   rounds_per_call: int = 0
   log_probs: str = 'none'
+  num_top_log_probs: int = 0
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
@@ -113,6 +125,11 @@ class DecodeConfig:
     for name, holds, need in self._ranges():
       if not holds:
         self._refuse(name, need)
+
+  @property
+  def recorded(self) -> str:
+    """What the device records of the target's law, of `log_probs.KINDS`."""
+    return 'top' if self.num_top_log_probs else self.log_probs
 
   def _refuse(self, name: str, need: str) -> None:
     raise UserError(
@@ -162,6 +179,11 @@ class DecodeConfig:
             self.log_probs in LOG_PROBS,
             ' or '.join(map(repr, LOG_PROBS)),
         ),
+        (
+            'num_top_log_probs',
+            0 <= self.num_top_log_probs <= MOST_TOP,
+            f'in [0, {MOST_TOP}] (0 is off)',
+        ),
     )
 
 
@@ -188,13 +210,14 @@ def rows_of(
     raise UserError(
         f'{num_rows} prompts need as many decode configs, got {len(rows)}.'
     )
-  for name in ('max_seq_len', 'rounds_per_call', 'log_probs'):
-    found = {getattr(row, name) for row in rows}
-    if len(found) > 1:
-      raise UserError(
-          f'{name} needs to be the same for all rows of a batch, got '
-          f'{sorted(found)}.'
-      )
+  for name in _OF_THE_BATCH:
+    values = [getattr(row, name) for row in rows]
+    for index, value in enumerate(values):
+      if value != values[0]:
+        raise UserError(
+            f'row {index}: {name} needs to be the same for all rows of a '
+            f'batch, got {value!r} where row 0 has {values[0]!r}.'
+        )
   return rows
 
 
