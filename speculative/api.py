@@ -10,6 +10,7 @@ print(result.texts[0], result.generation.tokens_per_round)
 import os
 
 from speculative.checkpoints import pretrained
+from speculative.drafting import config as drafter_config
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.language_model import LanguageModel
@@ -71,8 +72,7 @@ def open_model(
     UserError: If a reference cannot be resolved, a setting is wrong, or the
       draft model has another tokenizer.
   """
-  if isinstance(drafter, str):
-    drafter = DrafterConfig(kind=drafter)
+  drafter = drafter_config.named(drafter)
   if layers not in LAYOUTS:
     raise UserError(
         f'layers is {layers!r}; it needs to be one of {", ".join(LAYOUTS)}.'

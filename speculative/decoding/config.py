@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import dataclasses
-import math
 
 import numpy as np
 
@@ -23,14 +22,17 @@ _OF_THE_BATCH = (
 # Id lists are padded to a multiple of this, so that their length compiles
 # nothing new within it.
 _ID_BUCKET = 16
+# Factors and biases beyond these would leave float32 zero, infinite or NaN.
+_SMALLEST, _LARGEST = 1e-4, 1e4
 
 
-def _is_int(value: object) -> bool:
+def is_int(value: object) -> bool:
+  """Tells whole numbers, of numpy too, from all else; True is none."""
   return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:
-  return _is_int(value) or isinstance(value, float | np.floating)
+  return is_int(value) or isinstance(value, float | np.floating)
 
 
 def _is_list(value: object) -> bool:
@@ -39,14 +41,16 @@ def _is_list(value: object) -> bool:
 
 
 def _is_id(value: object) -> bool:
-  return _is_int(value) and 0 <= value < 2**31
+  return is_int(value) and 0 <= value < 2**31
 
 
 def _lacks(kind: type, name: str, value: object) -> str:
   """Returns what a value of a field's kind needs to be, '' where it is that."""
   if kind is int:
-    # Seeds wrap around; all others have to fit the device's integers.
-    fits = _is_int(value) and (name == 'seed' or abs(value) < 2**31)
+    if name == 'seed':
+      return '' if is_int(value) else 'a whole number'
+    # The device's integers.
+    fits = is_int(value) and abs(value) < 2**31
     return '' if fits else 'a whole number below 2**31'
   if kind is float:
     return '' if _is_number(value) else 'a number'
@@ -61,7 +65,7 @@ def _is_bias(pair: object) -> bool:
       and len(pair) == 2
       and _is_id(pair[0])
       and _is_number(pair[1])
-      and math.isfinite(pair[1])
+      and abs(pair[1]) <= _LARGEST
   )
 
 
@@ -86,7 +90,7 @@ class DecodeConfig:
     presence_penalty: taken off the logits of tokens in the output, in [-2, 2].
     frequency_penalty: taken off once for every occurrence, in [-2, 2].
     logit_bias: (token id, added to its logit) pairs.
-    seed: of the row.
+    seed: of the row; any whole number, of which the lowest 32 bits count.
     stop_ids: tokens that end the row and are its last.
     stop_strings: texts that end the row; its text is cut before them.
     max_seq_len: (batch) prompt and new tokens a row may have; longer prompts
@@ -149,23 +153,24 @@ class DecodeConfig:
         ),
         (
             'temperature',
-            self.temperature == 0 or 1e-4 <= self.temperature < math.inf,
-            '>= 0 (0 is greedy), finite, and 0.0001 or more unless it is 0',
+            self.temperature == 0 or _SMALLEST <= self.temperature <= _LARGEST,
+            '>= 0 (0 is greedy), at most 10000, and 0.0001 or more unless it '
+            'is 0',
         ),
         ('top_k', self.top_k >= 0, '>= 0 (0 keeps all tokens)'),
         ('top_p', 0 < self.top_p <= 1, 'in (0, 1]'),
         ('min_p', 0 <= self.min_p <= 1, 'in [0, 1] (0 keeps all tokens)'),
         (
             'repetition_penalty',
-            0 < self.repetition_penalty < math.inf,
-            '> 0 (1 is off)',
+            _SMALLEST <= self.repetition_penalty <= _LARGEST,
+            '> 0 (1 is off), and from 0.0001 to 10000',
         ),
         ('presence_penalty', -2 <= self.presence_penalty <= 2, penalty),
         ('frequency_penalty', -2 <= self.frequency_penalty <= 2, penalty),
         (
             'logit_bias',
             all(map(_is_bias, self.logit_bias)),
-            'pairs of a token id >= 0 and a finite number',
+            'pairs of a token id >= 0 and a number in [-10000, 10000]',
         ),
         ('stop_ids', all(map(_is_id, self.stop_ids)), 'token ids >= 0'),
         (
