@@ -51,9 +51,11 @@ def test_of_tokens_by_hand():
 
 
 @pytest.mark.parametrize('temperature', [0.0, 0.9])
-def test_top_log_probs_are_those_of_a_full_pass_and_not_warped(
-    plain, prompts, full_logits, temperature
+@pytest.mark.parametrize('engine', ['plain', 'with_relative'])
+def test_log_probs_are_the_targets_own_whatever_drew_the_token(
+    request, prompts, full_logits, engine, temperature
 ):
+  """Those of one full pass over the text, warped by nothing."""
   config = dataclasses.replace(
       _TOP,
       temperature=temperature,
@@ -61,12 +63,16 @@ def test_top_log_probs_are_those_of_a_full_pass_and_not_warped(
       presence_penalty=0.5,
       logit_bias=((5, 2.0),),
   )
-  got = plain.generate(prompts, config)
+  got = request.getfixturevalue(engine).generate(prompts, config)
+  if engine != 'plain':
+    assert 0 < got.acceptance_rate < 1
   texts = [[*p, *ids] for p, ids in zip(prompts, got.token_ids, strict=True)]
   logits_BTV = full_logits(texts)
   for row, prompt in enumerate(prompts):
     rows_TV = logits_BTV[row, len(prompt) - 1 : len(texts[row]) - 1]
     law_TV = np.asarray(jax.nn.log_softmax(rows_TV, axis=-1))
+    chosen = law_TV[np.arange(len(law_TV)), got.token_ids[row]]
+    np.testing.assert_allclose(got.log_probs[row], chosen, atol=_ATOL)
     expected = -np.sort(-law_TV, axis=-1)[:, :4]
     listed = [[p for _, p in pairs] for pairs in got.top_log_probs[row]]
     np.testing.assert_allclose(listed, expected, atol=_ATOL)
