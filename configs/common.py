@@ -33,8 +33,19 @@ def get_config() -> config_dict.ConfigDict:
   # Layers of the draft model that are used; 0 is all.
   config.drafter.num_layers = 0
   config.drafter.dtype = 'auto'
+  # Devices a layer of the draft model is split over; 0 is as the target.
+  config.drafter.shards = 0
   config.drafter.max_ngram = 4
   config.drafter.min_ngram = 1
+
+  config.mesh = config_dict.ConfigDict()
+  # Devices the rows of a batch are dealt out to, and that split every layer.
+  config.mesh.data = 1
+  config.mesh.model = 1
+  # 'replicate' holds what mesh.model does not divide on every device.
+  config.mesh.indivisible = 'error'
+  # While sampling: 'split' over the vocabulary, 'gathered', or the cheaper.
+  config.mesh.logits = 'auto'
 
   config.decode = config_dict.ConfigDict()
   config.decode.num_draft_tokens = 4
@@ -97,9 +108,13 @@ def get_config() -> config_dict.ConfigDict:
   # Kinds of drafters, and rules of verification; 'config' for those above.
   config.verify.drafters = ('config',)
   config.verify.rules = ('config',)
-  # Sequences drawn to test the law of one kind of row, and rows at once.
+  # Sequences drawn to test the law of one kind of row, and rows at once; 0
+  # sequences leave the laws untested.
   config.verify.num_samples = 1024
   config.verify.num_rows = 64
+  # 'yes' also decodes every prompt alone, in batches of decode.batch_size and
+  # in batches of another order: its tokens have to be the same.
+  config.verify.batching = 'no'
   # Probability that a run fails though nothing is wrong.
   config.verify.false_alarm_rate = 0.0001
   # A verifier that is wrong on purpose, to show that it is caught.

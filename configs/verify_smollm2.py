@@ -6,7 +6,9 @@ Verifies greedy decoding, four samplers and a mixed batch of them, each with
 `lookup` and with an `lm` draft made of the target's own first six layers, by
 token and by block verification. Variants:
 
-  :tiny  the same cases on a random model of a few thousand weights
+  :tiny      the same cases on a random model of a few thousand weights
+  :batching  instead of the laws: is a row's output the same alone, in batches
+             and in batches of another order? Set --config.data.prompts.
 
 `--config.verify.fault=NAME` puts a wrong verifier in place; the run then fails.
 """
@@ -15,7 +17,7 @@ from ml_collections import config_dict
 
 from configs import common
 
-_VARIANTS = ('full', 'tiny')
+_VARIANTS = ('full', 'tiny', 'batching')
 
 
 def get_config(variant: str = 'full') -> config_dict.ConfigDict:
@@ -46,6 +48,15 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
   # As many of each of the five kinds of rows of a mixed batch.
   config.verify.num_samples = 2040
   config.verify.num_rows = 120
+  if variant == 'batching':
+    config.decode.batch_size = 8
+    config.data.num_prompts = 50
+    config.verify.batching = 'yes'
+    # Draws from the whole vocabulary meet a border between two unlikely tokens
+    # every few hundred, and rounding decides there.
+    config.verify.samplers = ('greedy', 'T0.8_k40_m0.05')
+    config.verify.rules = ('token',)
+    config.verify.num_samples = 0
   if variant == 'tiny':
     config.target.model = 'random://tiny'
     config.drafter.model = 'random://tiny_draft'

@@ -9,6 +9,7 @@ print(result.texts[0], result.generation.tokens_per_round)
 
 import os
 
+from speculative import sharding
 from speculative.checkpoints import pretrained
 from speculative.drafting import config as drafter_config
 from speculative.drafting.config import DrafterConfig
@@ -16,8 +17,16 @@ from speculative.errors import UserError
 from speculative.language_model import LanguageModel
 from speculative.language_model import Result
 from speculative.models import precision as precision_lib
+from speculative.sharding import MeshConfig
 
-__all__ = ['LAYOUTS', 'LanguageModel', 'Result', 'load', 'open_model']
+__all__ = [
+    'LAYOUTS',
+    'LanguageModel',
+    'MeshConfig',
+    'Result',
+    'load',
+    'open_model',
+]
 
 LAYOUTS = ('unrolled', 'scanned')
 
@@ -54,6 +63,7 @@ def open_model(
     dtype: str = 'auto',
     layers: str = 'unrolled',
     drafter: str | DrafterConfig = 'none',
+    mesh: MeshConfig | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> LanguageModel:
   """Finds a model and its drafter; the weights are read when first needed.
@@ -63,6 +73,7 @@ def open_model(
     dtype: 'auto', 'float32' or 'bfloat16'.
     layers: 'unrolled' runs fastest, 'scanned' compiles fastest.
     drafter: a kind with default settings, or a DrafterConfig.
+    mesh: devices to use and how; one device when absent.
     cache_dir: where fetched checkpoints are kept.
 
   Returns:
@@ -86,8 +97,27 @@ def open_model(
     if not drafter.shares_target:
       draft = pretrained.open_pretrained(drafter.model, cache_dir=cache_dir)
     _check_draft(opened, draft, drafter, layers)
+  mesh = mesh or MeshConfig()
+  devices = sharding.make_mesh(mesh.data, mesh.model)
+  options = {'indivisible': mesh.indivisible, 'logits': mesh.logits}
+  placement = sharding.place(devices, opened.config.axis_sizes, **options)
+  draft_placement = placement
+  if draft is not None and not drafter.shares_target:
+    draft_placement = sharding.place(
+        devices,
+        draft.config.axis_sizes,
+        name='draft',
+        shards=drafter.shards,
+        **options,
+    )
   return LanguageModel(
-      opened, draft, dtype=dtype, layers=layers, drafter=drafter
+      opened,
+      draft,
+      dtype=dtype,
+      layers=layers,
+      drafter=drafter,
+      placement=placement,
+      draft_placement=draft_placement,
   )
 
 
@@ -97,6 +127,7 @@ def load(
     dtype: str = 'auto',
     layers: str = 'unrolled',
     drafter: str | DrafterConfig = 'none',
+    mesh: MeshConfig | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> LanguageModel:
   """Finds a model and its drafter and reads their weights.
@@ -106,6 +137,7 @@ def load(
     dtype: see `open_model`.
     layers: see `open_model`.
     drafter: see `open_model`.
+    mesh: see `open_model`.
     cache_dir: see `open_model`.
 
   Returns:
@@ -115,7 +147,12 @@ def load(
     UserError: As `open_model`, and if weights are missing or do not fit.
   """
   model = open_model(
-      target, dtype=dtype, layers=layers, drafter=drafter, cache_dir=cache_dir
+      target,
+      dtype=dtype,
+      layers=layers,
+      drafter=drafter,
+      mesh=mesh,
+      cache_dir=cache_dir,
   )
   model.load_weights()
   return model

@@ -19,6 +19,7 @@ from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.models import precision
+from speculative.sharding import MeshConfig
 
 STOPS = ('eos', 'none')
 _INT32_MAX = 2**31 - 1
@@ -39,6 +40,7 @@ class RunConfig:
     decode: how to decode; stop_ids are set when the tokenizer is known.
     stop: 'eos' or 'none'.
     batch_size: rows decoded at once.
+    mesh: devices to use and how.
     cache_dir: of fetched checkpoints, None for the user's own.
   """
 
@@ -49,6 +51,7 @@ class RunConfig:
   decode: DecodeConfig
   stop: str
   batch_size: int
+  mesh: MeshConfig
   cache_dir: str | None
 
   def open_model(self) -> api.LanguageModel:
@@ -58,6 +61,7 @@ class RunConfig:
         dtype=self.dtype,
         layers=self.layers,
         drafter=self.drafter,
+        mesh=self.mesh,
         cache_dir=self.cache_dir,
     )
 
@@ -129,6 +133,7 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
           max_ngram=drafter.max_ngram,
           min_ngram=drafter.min_ngram,
           num_layers=_int32('drafter.num_layers', drafter.num_layers),
+          shards=drafter.shards,
           rule=decode.verification,
       ),
       decode=DecodeConfig(
@@ -156,6 +161,12 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
       ),
       stop=_one_of('decode.stop', decode.stop, STOPS),
       batch_size=_at_least('decode.batch_size', decode.batch_size, 1),
+      mesh=MeshConfig(
+          data=config.mesh.data,
+          model=config.mesh.model,
+          indivisible=config.mesh.indivisible,
+          logits=config.mesh.logits,
+      ),
       cache_dir=config.cache_dir or None,
   )
 

@@ -24,11 +24,10 @@ from speculative.models import params as params_lib
 from speculative.models import precision as precision_lib
 from speculative.models import transformer
 from speculative.models.config import TransformerConfig
+from speculative.sharding import Placement
 from speculative.tokenizer import base
 from speculative.tokenizer import chat
 from speculative.tokenizer import text_stream
-
-_DECODE_FIELDS = frozenset(f.name for f in dataclasses.fields(DecodeConfig))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +61,13 @@ class LanguageModel:
       dtype: str,
       layers: str,
       drafter: DrafterConfig,
+      placement: Placement,
+      draft_placement: Placement,
   ) -> None:
     """Keeps what was opened; `open_model` is the way to call this."""
     self._target, self._draft = target, draft
     self._layers, self._drafter = layers, drafter
+    self._placement, self._draft_placement = placement, draft_placement
     self._weights: Weights | None = None
     self._engines: dict[DrafterConfig, Engine] = {}
     self.tokenizer = target.tokenizer
@@ -81,7 +83,11 @@ class LanguageModel:
   def load_weights(self) -> Weights:
     """Reads the weights of target and draft, once."""
     if self._weights is None:
-      target = self._load(self._target, self.precision, self._layers)
+      target = self._target.load_params(
+          self.precision.param_dtype, self._placement
+      )
+      if self._layers == 'scanned':
+        target = transformer.stack_layers(target)
       self._weights = Weights(target=target, drafter=self._load_draft(target))
     return self._weights
 
@@ -90,7 +96,9 @@ class LanguageModel:
       return None
     params = target
     if not self._drafter.shares_target:
-      params = self._load(self._draft, self._draft_precision, 'unrolled')
+      params = self._draft.load_params(
+          self._draft_precision.param_dtype, self._draft_placement
+      )
     num_layers = self._draft_config.num_layers
     return {**params, 'layers': params['layers'][:num_layers]}
 
@@ -105,15 +113,6 @@ class LanguageModel:
     config = self._draft.config
     num_layers = self._drafter.num_layers or config.num_layers
     return dataclasses.replace(config, num_layers=num_layers)
-
-  def _load(
-      self,
-      source: pretrained.Pretrained,
-      precision: precision_lib.Precision,
-      layers: str,
-  ) -> params_lib.Params:
-    params = source.load_params(precision.param_dtype)
-    return transformer.stack_layers(params) if layers == 'scanned' else params
 
   def engine(self, drafter: str | DrafterConfig | None = None) -> Engine:
     """Returns the engine of a drafter over the loaded weights.
@@ -139,7 +138,11 @@ class LanguageModel:
   def _step(self, drafter: DrafterConfig) -> Autoregressive | Speculative:
     num_tokens = self.tokenizer.vocab_size
     target = transformer.Transformer(
-        self.config, self.precision, self._layers, num_tokens
+        self.config,
+        self.precision,
+        self._layers,
+        num_tokens,
+        self._placement,
     )
     if drafter.is_plain:
       return Autoregressive(target)
@@ -160,7 +163,10 @@ class LanguageModel:
           f'{drafter.dtype}; name it when the model is loaded.'
       )
     draft = transformer.Transformer(
-        self._draft_config, self._draft_precision, num_tokens=num_tokens
+        self._draft_config,
+        self._draft_precision,
+        num_tokens=num_tokens,
+        placement=self._draft_placement,
     )
     return Speculative(
         target,
@@ -331,7 +337,7 @@ class LanguageModel:
     configs = []
     for index, row in enumerate(listed):
       try:
-        _check_known(row)
+        config_lib.check_names(row)
         configs.append(self.decode_config(**{**decode, **row}))
       except UserError as error:
         raise UserError(f'row {index}: {error}') from error
@@ -351,7 +357,7 @@ class LanguageModel:
     Raises:
       UserError: If a field is unknown or out of range.
     """
-    _check_known(decode)
+    config_lib.check_names(decode)
     decode.setdefault('stop_ids', self.tokenizer.eos_ids)
     if decode.get('max_seq_len') in (None, 0):
       decode['max_seq_len'] = self.max_seq_len
@@ -387,15 +393,6 @@ def _is_list(value: object) -> bool:
   )
 
 
-def _check_known(fields: Mapping[str, object]) -> None:
-  """Refuses names that are no setting of decoding."""
-  if unknown := sorted(set(fields) - _DECODE_FIELDS, key=str):
-    raise UserError(
-        f'{unknown[0]!r} is no setting of decoding; known: '
-        f'{", ".join(sorted(_DECODE_FIELDS))}.'
-    )
-
-
-def _weights_of(drafter: DrafterConfig) -> tuple[str, int, str]:
+def _weights_of(drafter: DrafterConfig) -> tuple[str, int, str, int]:
   """Returns what the loaded weights of a draft model depend on."""
-  return drafter.model, drafter.num_layers, drafter.dtype
+  return drafter.model, drafter.num_layers, drafter.dtype, drafter.shards

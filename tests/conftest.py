@@ -14,6 +14,8 @@ from absl import flags  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from speculative import topology  # noqa: E402
+
 NUM_CPU_DEVICES = 8
 
 
@@ -27,6 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
   jax.config.update('jax_enable_compilation_cache', False)
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+  """Skips what needs the TPU compiler where there is none."""
+  reason = topology.unavailable()
+  if reason and item.get_closest_marker('tpu_compiler'):
+    pytest.skip(reason)
 
 
 @pytest.fixture

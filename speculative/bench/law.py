@@ -125,7 +125,8 @@ def _tiled(
     if leaf.ndim == 0:
       return leaf
     shape = (num_rows, *leaf.shape[1:])
-    return jax.numpy.broadcast_to(leaf, shape)
+    # Rows behind the first only fill the mesh.
+    return jax.numpy.broadcast_to(leaf[:1], shape)
 
   tiled = jax.tree.map(tile, carry)
   return tiled.replace(

@@ -19,7 +19,6 @@ from typing import Any
 from absl import logging
 import jax
 from jax import numpy as jnp
-import numpy as np
 
 from speculative.checkpoints import gguf_file
 from speculative.checkpoints import hf_dir
@@ -32,8 +31,7 @@ from speculative.models import families
 from speculative.models import params as params_lib
 from speculative.models import rope_scaling
 from speculative.models.config import TransformerConfig
-
-Place = Callable[[str, np.ndarray, params_lib.ParamSpec], jax.Array]
+from speculative.sharding import Placement
 
 _LOG_EVERY_S = 5.0
 
@@ -186,7 +184,7 @@ def load_params(
     checkpoint: Checkpoint,
     *,
     dtype: jax.typing.DTypeLike,
-    place: Place | None = None,
+    placement: Placement | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> params_lib.Params:
   """Reads all parameters, never holding two tensors in host memory.
@@ -194,9 +192,8 @@ def load_params(
   Args:
     checkpoint: as `open_checkpoint` returned it.
     dtype: of matrices; vectors are float32.
-    place: called with (name, array in its final dtype, spec) for every
-      parameter, returns the array on its device or devices; None puts it on the
-      default device.
+    placement: where the parameters go; every device gets its shards only. The
+      default device when absent.
     progress: called after every tensor.
 
   Returns:
@@ -212,7 +209,7 @@ def load_params(
       architecture=checkpoint.metadata.get('general.architecture', ''),
   )
   _check(checkpoint, found)
-  place = place or _on_default_device
+  placement = placement or Placement()
   tensors = checkpoint.reader.tensors
   meter = _Meter(
       num_tensors=len(found),
@@ -233,20 +230,13 @@ def load_params(
     array = array.astype(jnp.dtype(dtype), copy=False)
     # Transfers are asynchronous: without waiting, several tensors would be in
     # host memory at once.
-    placed = jax.block_until_ready(place(name, array, spec))
+    placed = jax.block_until_ready(placement.put(array, spec.axes))
     meter.add(tensors[source.name].num_bytes)
     return placed
 
   params = params_lib.build(checkpoint.config, jnp.dtype(dtype), get)
   meter.log('Loaded')
   return params
-
-
-def _on_default_device(
-    name: str, array: np.ndarray, spec: params_lib.ParamSpec
-) -> jax.Array:
-  del name, spec
-  return jax.device_put(array)
 
 
 def _check(checkpoint: Checkpoint, found: dict[str, names.Source]) -> None:

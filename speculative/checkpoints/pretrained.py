@@ -19,6 +19,7 @@ from speculative.errors import UserError
 from speculative.models import params as params_lib
 from speculative.models.config import TransformerConfig
 from speculative.models.params import Params
+from speculative.sharding import Placement
 from speculative.tokenizer import base
 from speculative.tokenizer import byte_level
 
@@ -58,13 +59,14 @@ class Pretrained:
     reference: the string it was opened by.
     config: of the model.
     tokenizer: its own.
-    load_params: called with a dtype, reads the weights.
+    load_params: called with a dtype and a Placement, reads the weights and
+      puts every one of them straight where it belongs.
   """
 
   reference: str
   config: TransformerConfig
   tokenizer: base.Tokenizer
-  load_params: Callable[[jnp.dtype], Params]
+  load_params: Callable[[jnp.dtype, Placement], Params]
 
 
 def open_pretrained(
@@ -99,7 +101,9 @@ def open_pretrained(
       reference,
       checkpoint.config,
       tokenizer,
-      lambda dtype: load.load_params(checkpoint, dtype=dtype),
+      lambda dtype, placement: load.load_params(
+          checkpoint, dtype=dtype, placement=placement
+      ),
   )
 
 
@@ -115,5 +119,9 @@ def _open_random(reference: str) -> Pretrained:
       reference,
       config,
       byte_level.ByteTokenizer(),
-      lambda dtype: params_lib.init(jax.random.key(seed), config, dtype),
+      lambda dtype, placement: params_lib.place(
+          params_lib.init(jax.random.key(seed), config, dtype),
+          config,
+          placement,
+      ),
   )

@@ -66,6 +66,8 @@ class Autoregressive:
         state_lib.next_positions(state, 1),
         use=sampling_lib.TARGET,
     )
+    log_probs = log_probs_lib.of_tokens(state.log_probs, logits_B1V, token_B1)
+    token_B1, log_probs = self.model.placement.replicate((token_B1, log_probs))
     zero_B = jnp.zeros_like(state.seq_len_B)
     return Carry(
         state=state_lib.commit(
@@ -75,8 +77,6 @@ class Autoregressive:
             num_emitted_B=zero_B + 1,
             num_drafted_B=zero_B,
             num_tested_B=zero_B,
-            log_probs=log_probs_lib.of_tokens(
-                state.log_probs, logits_B1V, token_B1
-            ),
+            log_probs=log_probs,
         )
     )

@@ -1,5 +1,6 @@
 """How one row is decoded, as a user says it, and as the device takes it."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
 
@@ -189,6 +190,23 @@ class DecodeConfig:
             0 <= self.num_top_log_probs <= MOST_TOP,
             f'in [0, {MOST_TOP}] (0 is off)',
         ),
+    )
+
+
+def check_names(fields: Iterable[object]) -> None:
+  """Refuses names that are no fields of a DecodeConfig.
+
+  Args:
+    fields: names.
+
+  Raises:
+    UserError: Naming the first of them, and the fields there are.
+  """
+  known = {field.name for field in dataclasses.fields(DecodeConfig)}
+  if unknown := sorted(set(fields) - known, key=str):
+    raise UserError(
+        f'{unknown[0]!r} is no setting of decoding; known: '
+        f'{", ".join(sorted(known))}.'
     )
 
 

@@ -9,6 +9,7 @@ from jax import numpy as jnp
 
 from speculative.decoding.state import DecodeState
 from speculative.decoding.verify import Verdict
+from speculative.sharding import Placement
 
 
 @flax.struct.dataclass
@@ -37,6 +38,11 @@ class Proposal:
   depth_BM: jax.Array
   valid_BM: jax.Array
   probs_BPV: jax.Array | None = None
+
+  def replicated(self, placement: Placement) -> 'Proposal':
+    """Says that every device holds the nodes; q stays where it is."""
+    nodes = placement.replicate(self.replace(probs_BPV=None))
+    return nodes.replace(probs_BPV=self.probs_BPV)
 
 
 def chain(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -172,6 +173,14 @@ class Engine:
     self.step = step
     self.weights = weights
 
+  def num_rows(self, batch: int) -> int:
+    """Returns the rows a batch takes: a multiple of the mesh's axis data."""
+    size = self.step.model.placement.data_size
+    return -(-batch // size) * size
+
+  def _put(self, tree: Any) -> Any:
+    return self.step.model.placement.put(tree)
+
   def start(
       self,
       prompts: Sequence[Sequence[int]],
@@ -185,7 +194,8 @@ class Engine:
         seed + b.
 
     Returns:
-      The Carry that `loop.run` takes.
+      The Carry that `loop.run` takes; it may have rows at its end that only
+      fill the mesh and are done.
 
     Raises:
       UserError: If a prompt is empty or longer than the buffer.
@@ -207,11 +217,14 @@ class Engine:
     padded = np.zeros((B, width), np.int32)
     for row, prompt in enumerate(prompts):
       padded[row, : len(prompt)] = prompt
-    arguments = jax.device_put(
+    # Rows that only fill the mesh have reached their limit before they begin.
+    extra = self.num_rows(B) - B
+    rows = [*rows, *[rows[-1]] * extra]
+    arguments = self._put(
         (
-            padded,
-            lens,
-            limit,
+            np.pad(padded, ((0, extra), (0, 0))),
+            np.pad(lens, (0, extra), constant_values=1),
+            np.pad(limit, (0, extra), constant_values=1),
             config_lib.padded_ids([row.stop_ids for row in rows]),
             config_lib.sampling_of(rows),
         )
@@ -239,9 +252,9 @@ class Engine:
     carry = loop.run(
         weights=self.weights,
         carry=carry,
-        num_rounds=jax.device_put(np.int32(1)),
+        num_rounds=self._put(np.int32(1)),
         step=self.step,
-        ended_B=jax.device_put(np.zeros(len(prompts), bool)),
+        ended_B=self._put(np.zeros(self.num_rows(len(prompts)), bool)),
     )
     jax.block_until_ready(carry)
 
@@ -275,18 +288,22 @@ class Engine:
     )
     started = time.perf_counter()
     with jax.transfer_guard('disallow'):
-      num_rounds = jax.device_put(np.int32(per_call))
+      num_rounds = self._put(np.int32(per_call))
       carry = jax.block_until_ready(self.start(prompts, rows))
       read = time.perf_counter()
-      watch = _Watch([len(p) for p in prompts], on_tokens)
-      done = np.zeros(len(prompts), bool)
+      watch = _Watch(
+          [len(p) for p in prompts],
+          on_tokens,
+          num_rows=self.num_rows(len(prompts)),
+      )
+      done = watch.ended
       while not done.all():
         carry = loop.run(
             weights=self.weights,
             carry=carry,
             num_rounds=num_rounds,
             step=self.step,
-            ended_B=jax.device_put(watch.ended),
+            ended_B=self._put(watch.ended),
         )
         done = jax.device_get(carry.state.done_B)
         if on_tokens is not None:
@@ -295,6 +312,7 @@ class Engine:
       ended_s = time.perf_counter()
       return _collect(
           carry,
+          num_rows=len(prompts),
           kept=watch.kept,
           num_draft_tokens=self.step.num_draft_tokens,
           num_top=rows[0].num_top_log_probs,
@@ -307,8 +325,13 @@ class _Watch:
   """Hands new tokens over as they come and remembers where rows were cut."""
 
   def __init__(
-      self, prompt_lens: Sequence[int], on_tokens: OnTokens | None
+      self,
+      prompt_lens: Sequence[int],
+      on_tokens: OnTokens | None,
+      *,
+      num_rows: int,
   ) -> None:
+    self._num_rows = num_rows
     self._seen = np.array(prompt_lens)
     self._on_tokens = on_tokens
     # New tokens that count, of rows that the host ended.
@@ -316,14 +339,15 @@ class _Watch:
 
   @property
   def ended(self) -> np.ndarray:
-    """Which rows the host has ended, bool [B]."""
-    return np.array([row in self.kept for row in range(len(self._seen))])
+    """Which rows the host has ended, bool [B], those that fill the mesh too."""
+    return np.array([row in self.kept for row in range(self._num_rows)])
 
   def look(self, carry: Carry) -> None:
     """Hands over the rows' new tokens."""
     tokens, lens = jax.device_get(
         (carry.state.tokens_BS, carry.state.seq_len_B)
     )
+    lens = lens[: len(self._seen)]
     for row, (before, now) in enumerate(zip(self._seen, lens, strict=True)):
       if now > before and row not in self.kept:
         # The user's code may use jax as it likes.
@@ -337,6 +361,7 @@ class _Watch:
 def _collect(
     carry: Carry,
     *,
+    num_rows: int,
     kept: dict[int, int],
     num_draft_tokens: int,
     num_top: int,
@@ -344,8 +369,9 @@ def _collect(
     decode_s: float,
 ) -> Generation:
   """Fetches what a finished batch produced, cut where the host ended rows."""
-  state = carry.state.replace(cache=None)
-  state = jax.device_get(state)
+  state = jax.device_get(carry.state.replace(cache=None))
+  num_rounds = int(state.num_rounds)
+  state = jax.tree.map(lambda x: x[:num_rows] if x.ndim else x, state)
   spans = [
       (start, start + kept.get(row, end - start))
       for row, (start, end) in enumerate(
@@ -368,7 +394,7 @@ def _collect(
       top_log_probs=log_probs_lib.top_lists(
           state.log_probs, spans, num_top=num_top
       ),
-      num_rounds=int(state.num_rounds),
+      num_rounds=num_rounds,
       rounds=counts.rounds,
       drafted=counts.drafted,
       tested=counts.tested,

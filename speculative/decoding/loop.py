@@ -21,6 +21,7 @@ from speculative.decoding.sampling import Sampling
 from speculative.decoding.state import DecodeState
 from speculative.models import kv_cache
 from speculative.models.kv_cache import KVCache
+from speculative.sharding import Placement
 
 
 class Model(Protocol):
@@ -29,6 +30,11 @@ class Model(Protocol):
   @property
   def slack(self) -> int:
     """Slots a pass may write beyond its own rows."""
+    ...
+
+  @property
+  def placement(self) -> Placement:
+    """Where its arrays lie."""
     ...
 
   def init_cache(self, batch: int, max_seq_len: int) -> KVCache:
@@ -172,7 +178,18 @@ def prefill(
       origins=counts.empty(B, max_seq_len),
       num_rounds=jnp.zeros((), jnp.int32),
   )
-  return step.init(weights, state, out.features, prompt_width=T)
+  carry = step.init(weights, state, out.features, prompt_width=T)
+  return _placed(step, carry)
+
+
+def _placed(step: Step, carry: Carry) -> Carry:
+  return carry.replace(state=state_lib.place(carry.state, step.model.placement))
+
+
+def one_round(step: Step, weights: Weights, carry: Carry) -> Carry:
+  """Runs one round and says where its results lie; the loop's body."""
+  # Said before and after: else the compiler may split what lies between.
+  return _placed(step, step(weights, _placed(step, carry)))
 
 
 @functools.partial(
@@ -209,4 +226,6 @@ def run(
     state = carry.state
     return jnp.any(~state.done_B) & (state.num_rounds < last_round)
 
-  return jax.lax.while_loop(running, lambda c: step(weights, c), carry)
+  return jax.lax.while_loop(
+      running, lambda c: one_round(step, weights, c), carry
+  )

@@ -6,6 +6,8 @@ not depend on its neighbours, on the batch or on how many tokens a round
 brought, and no key serves two purposes.
 """
 
+import math
+
 import flax.struct
 import jax
 from jax import numpy as jnp
@@ -14,7 +16,10 @@ from speculative.decoding import logits as logits_lib
 from speculative.decoding.adjust import Adjustment
 from speculative.decoding.logits import Warping
 
-_BLOCK = 256  # about the square root of a vocabulary
+# Blocks a vocabulary is drawn in, about the square root of its size.
+_NUM_BLOCKS = 256
+_FEWEST_BLOCKS = 16
+_NUM_LEVELS = 4
 
 # Uses of a random key.
 TARGET = 0  # draw from the target: plain decoding, one-hot drafts, bonus token
@@ -75,15 +80,54 @@ def _first_above(
   return jnp.where(above.any(axis=-1), first, last).astype(jnp.int32)
 
 
-def categorical(u_BT: jax.Array, probs_BTV: jax.Array) -> jax.Array:
-  """Draws a token of every law by its inverse cumulative distribution.
+def _grid(vocab_size: int) -> tuple[int, int]:
+  """Returns how many blocks a vocabulary is drawn in, and their width.
 
-  In two levels, blocks of the vocabulary and tokens of one block: one uniform
-  number and one sum over the vocabulary a draw, where Gumbel noise would need a
-  random number and two logarithms a token.
+  The number of blocks is a power of two up to 256 that divides the vocabulary,
+  so that a mesh that splits the vocabulary splits no block; one that only small
+  powers divide is padded. It depends on nothing else: a seed's draws do not
+  change with the mesh.
+  """
+  num = math.gcd(vocab_size, _NUM_BLOCKS)
+  if num < _FEWEST_BLOCKS:
+    num = min(_NUM_BLOCKS, vocab_size)
+  return num, -(-vocab_size // num)
+
+
+def _descend(u_BTL: jax.Array, mass_BTn: jax.Array) -> jax.Array:
+  """Draws an entry in two levels, each with a random number of its own."""
+  B, T, n = mass_BTn.shape
+  width = max(math.isqrt(n), 1)
+  mass_BTnW = jnp.pad(mass_BTn, ((0, 0), (0, 0), (0, -n % width))).reshape(
+      B, T, -1, width
+  )
+  group_BT = _choose(u_BTL[..., 0], mass_BTnW.sum(axis=-1))
+  within_BT = _choose(u_BTL[..., 1], _pick(mass_BTnW, group_BT))
+  return group_BT * width + within_BT
+
+
+def _choose(u_BT: jax.Array, mass_BTn: jax.Array) -> jax.Array:
+  cumulative_BTn = jnp.cumsum(mass_BTn, axis=-1)
+  return _first_above(cumulative_BTn, mass_BTn, u_BT * cumulative_BTn[..., -1])
+
+
+def _pick(x_BTnW: jax.Array, index_BT: jax.Array) -> jax.Array:
+  """Takes one of n rows at every position."""
+  return jnp.take_along_axis(x_BTnW, index_BT[..., None, None], axis=2)[:, :, 0]
+
+
+def inverse(u_BTL: jax.Array, probs_BTV: jax.Array) -> jax.Array:
+  """Returns the token that four random numbers stand for.
+
+  The vocabulary is a tree: two levels of blocks, two of tokens in a block, some
+  16 branches each, and a branch is chosen by the inverse of the cumulative
+  distribution over its siblings. With a number of its own for every level,
+  rounding moves a draw only where it lies within that rounding of one of some
+  16 bounds; with one number for the whole vocabulary each of its 10^5 bounds
+  would do, and a pass of another width would often draw another token.
 
   Args:
-    u_BT: float32 in [0, 1).
+    u_BTL: float32 in [0, 1), L = 4.
     probs_BTV: float32 >= 0, sums to 1 up to rounding; a token of probability
       zero is never drawn.
 
@@ -91,23 +135,34 @@ def categorical(u_BT: jax.Array, probs_BTV: jax.Array) -> jax.Array:
     int32 [B, T].
   """
   B, T, V = probs_BTV.shape
-  padding = -V % _BLOCK
+  num, width = _grid(V)
+  padding = num * width - V
   blocks_BTnW = jnp.pad(probs_BTV, ((0, 0), (0, 0), (0, padding))).reshape(
-      B, T, -1, _BLOCK
+      B, T, num, width
   )
-  mass_BTn = blocks_BTnW.sum(axis=-1)
-  ends_BTn = jnp.cumsum(mass_BTn, axis=-1)
-  level_BT = u_BT * ends_BTn[..., -1]
-  block_BT = _first_above(ends_BTn, mass_BTn, level_BT)
-  starts_BTn = jnp.pad(ends_BTn[..., :-1], ((0, 0), (0, 0), (1, 0)))
-  start_BT = jnp.take_along_axis(starts_BTn, block_BT[..., None], axis=-1)
-  block_BTW = jnp.take_along_axis(
-      blocks_BTnW, block_BT[..., None, None], axis=2
-  )[:, :, 0]
-  within_BT = _first_above(
-      jnp.cumsum(block_BTW, axis=-1), block_BTW, level_BT - start_BT[..., 0]
-  )
-  return block_BT * _BLOCK + within_BT
+  block_BT = _descend(u_BTL[..., :2], blocks_BTnW.sum(axis=-1))
+  within_BT = _descend(u_BTL[..., 2:], _pick(blocks_BTnW, block_BT))
+  return block_BT * width + within_BT
+
+
+def categorical(keys_BT: jax.Array, probs_BTV: jax.Array) -> jax.Array:
+  """Draws a token of every law; see `inverse`.
+
+  Four random numbers and one sum over the vocabulary a draw, where Gumbel noise
+  would need a random number and two logarithms a token.
+
+  Args:
+    keys_BT: used for nothing else.
+    probs_BTV: float32 >= 0, sums to 1 up to rounding.
+
+  Returns:
+    int32 [B, T].
+  """
+
+  def numbers(key: jax.Array) -> jax.Array:
+    return jax.random.uniform(key, (_NUM_LEVELS,))
+
+  return inverse(jax.vmap(jax.vmap(numbers))(keys_BT), probs_BTV)
 
 
 def draw(
@@ -134,7 +189,6 @@ def draw(
 
   def sampled() -> jax.Array:
     probs_BTV = logits_lib.warp_probs(sampling.warping, logits_BTV)
-    u_BT = uniform(keys(sampling.seed_B, positions_BT, use))
-    return categorical(u_BT, probs_BTV)
+    return categorical(keys(sampling.seed_B, positions_BT, use), probs_BTV)
 
   return jax.lax.cond(jnp.all(sampling.greedy_B), greedy, sampled)

@@ -85,12 +85,14 @@ class Speculative:
   def __call__(self, weights: Weights, carry: Carry) -> Carry:
     """Appends between 1 and J + 1 tokens to every running row."""
     state = carry.state
+    placement = self.model.placement
 
     # ---- draft ----
     with jax.named_scope('draft'):
       proposal, drafter_state = self.drafter.propose(
           weights.drafter, carry.drafter_state, state
       )
+      proposal = proposal.replicated(placement)
 
     # ---- verify ----
     with jax.named_scope('verify'):
@@ -113,10 +115,14 @@ class Speculative:
           draft_probs_BJV=proposal.probs_BPV,
           rule=self.rule,
       )
+      verdict = placement.replicate(verdict)
 
     # ---- commit ----
     with jax.named_scope('commit'):
       tokens_BT = emitted(proposal.tokens_BM, verdict)
+      log_probs = placement.replicate(
+          log_probs_lib.of_tokens(state.log_probs, logits_BTV, tokens_BT)
+      )
       state = state_lib.commit(
           state,
           out.cache,
@@ -124,9 +130,7 @@ class Speculative:
           num_emitted_B=verdict.num_accepted_B + 1,
           num_drafted_B=proposal.valid_BM.sum(axis=1).astype(jnp.int32),
           num_tested_B=verdict.num_tested_B,
-          log_probs=log_probs_lib.of_tokens(
-              state.log_probs, logits_BTV, tokens_BT
-          ),
+          log_probs=log_probs,
       )
       drafter_state = self.drafter.commit(
           weights.drafter, drafter_state, state, verdict, out.features

@@ -14,6 +14,7 @@ from speculative.decoding.log_probs import LogProbs
 from speculative.decoding.sampling import Sampling
 from speculative.models import kv_cache
 from speculative.models.kv_cache import KVCache
+from speculative.sharding import Placement
 
 # Reasons why a row ended.
 RUNNING = 0
@@ -57,6 +58,15 @@ class DecodeState:
   sampling: Sampling
   origins: Origins
   num_rounds: jax.Array
+
+
+def place(state: DecodeState, placement: Placement) -> DecodeState:
+  """Says where a state lies: the cache is split, all else on every device.
+
+  So every device and every host decides alike, and the host can read its copy.
+  """
+  replicated = placement.replicate(state.replace(cache=None))
+  return replicated.replace(cache=kv_cache.place(state.cache, placement))
 
 
 def last_token(state: DecodeState) -> jax.Array:

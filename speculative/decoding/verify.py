@@ -294,9 +294,7 @@ def resample(
       sampling_lib.keys(sampling.seed_B, position_B1, sampling_lib.RESIDUAL),
       sampling_lib.keys(sampling.seed_B, position_B1, sampling_lib.TARGET),
   )
-  next_token_B1 = sampling_lib.categorical(
-      sampling_lib.uniform(draw_keys_B1), law_BV[:, None, :]
-  )
+  next_token_B1 = sampling_lib.categorical(draw_keys_B1, law_BV[:, None, :])
   return next_token_B1[:, 0]
 
 

@@ -24,6 +24,8 @@ class DrafterConfig:
     num_layers: layers of the draft model that are used; 0 is all.
     dtype: of the draft model, as `models.precision.choose` takes it; a draft
       that shares the target's weights has the target's.
+    shards: devices a layer of the draft model is split over, a divisor of the
+      mesh's axis model: 1 holds it whole on every device, 0 is all of them.
     num_draft_tokens: J, tokens drafted a round; 0 is plain decoding.
     max_ngram: for 'lookup', longest match looked for.
     min_ngram: for 'lookup', shortest match that drafts.
@@ -34,6 +36,7 @@ class DrafterConfig:
   model: str = ''
   num_layers: int = 0
   dtype: str = 'auto'
+  shards: int = 0
   num_draft_tokens: int = 4
   max_ngram: int = 4
   min_ngram: int = 1
@@ -66,6 +69,16 @@ class DrafterConfig:
       raise UserError(
           f'config.drafter.num_layers is {self.num_layers}; it needs to be >= '
           '0 (0 is all layers).'
+      )
+    if self.shards < 0:
+      raise UserError(
+          f'config.drafter.shards is {self.shards}; it needs to be >= 0 (0 is '
+          'as the target).'
+      )
+    if self.shards and self.shares_target:
+      raise UserError(
+          f'config.drafter.shards is {self.shards}, but a draft made of the '
+          "target's own layers lies where they do; leave it at 0."
       )
     if self.kind == 'lm' and not self.model:
       raise UserError(

@@ -60,7 +60,7 @@ def draw_with_law(
     keys_B1 = sampling_lib.keys(
         sampling.seed_B, position_B[:, None], sampling_lib.DRAFT
     )
-    token_B1 = sampling_lib.categorical(sampling_lib.uniform(keys_B1), law_B1V)
+    token_B1 = sampling_lib.categorical(keys_B1, law_B1V)
     return token_B1, law_B1V
 
   token_B1, law_B1V = jax.lax.cond(jnp.all(sampling.greedy_B), greedy, sampled)
@@ -135,6 +135,34 @@ class Lm:
     )
     return draw_with_law(state.sampling, logits_B1V[:, 0], state.seq_len_B + j)
 
+  def step(
+      self,
+      params: Any,
+      state: DecodeState,
+      tokens_BJ: jax.Array,
+      cache: KVCache,
+      j: jax.Array,
+  ) -> tuple[jax.Array, jax.Array, KVCache]:
+    """Drafts token j >= 1 after tokens[:j].
+
+    Args:
+      params: the draft's.
+      state: of the rows.
+      tokens_BJ: int32, drafted so far.
+      cache: the draft's, with all but the last of them.
+      j: int32 scalar.
+
+    Returns:
+      The tokens with number j, its law [B, V], and the cache with one more.
+    """
+    last_B1 = jax.lax.dynamic_slice_in_dim(tokens_BJ, j - 1, 1, axis=1)
+    out = self.model.forward(params, last_B1, cache)
+    token_B, law_BV = self._draw(params, state, out.hidden_BTD, tokens_BJ, j)
+    tokens_BJ = jax.lax.dynamic_update_slice_in_dim(
+        tokens_BJ, token_B[:, None], j, axis=1
+    )
+    return tokens_BJ, law_BV, out.cache
+
   def propose(
       self, params: Any, drafter_state: LmState, state: DecodeState
   ) -> tuple[Proposal, LmState]:
@@ -159,14 +187,8 @@ class Lm:
     tokens_BJ = tokens_BJ.at[:, 0].set(first_B)
 
     def step(carry, j):
-      tokens_BJ, cache = carry
-      last_B1 = jax.lax.dynamic_slice_in_dim(tokens_BJ, j - 1, 1, axis=1)
-      out = self.model.forward(params, last_B1, cache)
-      token_B, law_BV = self._draw(params, state, out.hidden_BTD, tokens_BJ, j)
-      tokens_BJ = jax.lax.dynamic_update_slice_in_dim(
-          tokens_BJ, token_B[:, None], j, axis=1
-      )
-      return (tokens_BJ, out.cache), law_BV
+      tokens_BJ, law_BV, cache = self.step(params, state, *carry, j)
+      return (tokens_BJ, cache), law_BV
 
     (tokens_BJ, cache), laws_JBV = jax.lax.scan(
         step, (tokens_BJ, cache), jnp.arange(1, J, dtype=jnp.int32)

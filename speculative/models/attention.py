@@ -14,6 +14,7 @@ from speculative.models import layers
 from speculative.models import rope
 from speculative.models.config import TransformerConfig
 from speculative.models.precision import Precision
+from speculative.sharding import Placement
 
 _MASKED = -1e30  # finite: a fully masked row must not turn into NaN
 
@@ -67,11 +68,15 @@ def mask(rows: Rows, max_seq_len: int) -> jax.Array:
 def _heads(
     config: TransformerConfig,
     precision: Precision,
+    placement: Placement,
     params: dict,
     x_BTD: jax.Array,
     rows: Rows,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Projects to rotated q [B,T,N,H], rotated k and v [B,T,K,H]."""
+  """Projects to rotated q [B,T,N,H], rotated k and v [B,T,K,H].
+
+  K counts the copies that the placement makes of key/value heads.
+  """
   B, T, _ = x_BTD.shape
   heads = []
   for name, count in (
@@ -92,7 +97,12 @@ def _heads(
     k_BTKH = layers.rms_norm(k_BTKH, params['k_norm'], config.norm_eps)
   q_BTNH = rope.rotate(q_BTNH, rows.rotation_BT1h)
   k_BTKH = rope.rotate(k_BTKH, rows.rotation_BT1h)
-  return q_BTNH, k_BTKH, v_BTKH
+  copies = placement.num_kv_copies(config.num_heads, config.num_kv_heads)
+  if copies > 1:
+    k_BTKH = jnp.repeat(k_BTKH, copies, axis=2)
+    v_BTKH = jnp.repeat(v_BTKH, copies, axis=2)
+  axes = ('batch', None, 'heads', None)
+  return tuple(placement.constrain(x, axes) for x in (q_BTNH, k_BTKH, v_BTKH))
 
 
 def attend(
@@ -134,6 +144,7 @@ def attend(
 def attention(
     config: TransformerConfig,
     precision: Precision,
+    placement: Placement,
     params: dict,
     x_BTD: jax.Array,
     *,
@@ -151,7 +162,9 @@ def attention(
     The layer's output [B, T, D] and the keys and values with the new rows.
   """
   B, T, _ = x_BTD.shape
-  q_BTNH, k_BTKH, v_BTKH = _heads(config, precision, params, x_BTD, rows)
+  q_BTNH, k_BTKH, v_BTKH = _heads(
+      config, precision, placement, params, x_BTD, rows
+  )
   k_BKSH = kv_cache.write(k_BKSH, k_BTKH.swapaxes(1, 2), rows.start_B)
   v_BKSH = kv_cache.write(v_BKSH, v_BTKH.swapaxes(1, 2), rows.start_B)
   out_BTNH = attend(q_BTNH, k_BKSH, v_BKSH, mask_BTS, precision=precision)

@@ -104,6 +104,16 @@ class TransformerConfig:
   head: str = 'tied'
   rope: RopeConfig = RopeConfig()
 
+  @property
+  def axis_sizes(self) -> dict[str, int]:
+    """Sizes of the logical axes a mesh can split."""
+    return {
+        'vocab': self.vocab_size,
+        'heads': self.num_heads,
+        'kv_heads': self.num_kv_heads,
+        'mlp': self.mlp_dim,
+    }
+
   def __post_init__(self) -> None:
     for name in (
         'vocab_size',

@@ -8,9 +8,14 @@ tokens is setting the length back, and costs nothing (`rollback`).
   rollback to [3, 1] then keeps one of them in row 0 and none in row 1.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import flax.struct
 import jax
 from jax import numpy as jnp
+
+from speculative.sharding import Placement
 
 
 @flax.struct.dataclass
@@ -55,6 +60,33 @@ def init(
     return tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
 
   return KVCache(k=zeros(), v=zeros(), len_B=jnp.zeros((batch,), jnp.int32))
+
+
+def map_slots(
+    cache: KVCache,
+    function: Callable[[Any, tuple[str | None, ...]], Any],
+    len_B: Any,
+) -> KVCache:
+  """Applies a function to every array of slots and its logical axes.
+
+  Args:
+    cache: of arrays or of their structs.
+    function: of an array and the axis of each of its dimensions.
+    len_B: of the result.
+  """
+
+  def one(slots: Any) -> Any:
+    axes = (None,) * (len(slots.shape) - 4) + ('batch', 'heads', None, None)
+    return function(slots, axes)
+
+  return KVCache(
+      k=jax.tree.map(one, cache.k), v=jax.tree.map(one, cache.v), len_B=len_B
+  )
+
+
+def place(cache: KVCache, placement: Placement) -> KVCache:
+  """Says where a cache lies: rows over `data`, heads over `model`."""
+  return map_slots(cache, placement.constrain, placement.replicate(cache.len_B))
 
 
 def rollback(cache: KVCache, len_B: jax.Array) -> KVCache:

@@ -5,6 +5,7 @@ from jax import numpy as jnp
 
 from speculative.models.config import TransformerConfig
 from speculative.models.precision import Precision
+from speculative.sharding import Placement
 
 _ACTIVATIONS = {
     'silu': jax.nn.silu,
@@ -70,6 +71,7 @@ def norm(
 def mlp(
     config: TransformerConfig,
     precision: Precision,
+    placement: Placement,
     params: dict,
     x_BTD: jax.Array,
 ) -> jax.Array:
@@ -89,6 +91,7 @@ def mlp(
     hidden_BTF = activation(gate_BTF) * up_BTF
   else:
     hidden_BTF = activation(up_BTF)
+  hidden_BTF = placement.constrain(hidden_BTF, ('batch', None, 'mlp'))
   return project(
       hidden_BTF,
       params['down_proj'],

@@ -17,6 +17,7 @@ from jax import numpy as jnp
 import numpy as np
 
 from speculative.models.config import TransformerConfig
+from speculative.sharding import Placement
 
 Params = dict[str, Any]
 
@@ -158,6 +159,24 @@ def init(
     return (jax.random.normal(leaf_key, spec.shape) * scale).astype(dtype)
 
   return build(config, dtype, get)
+
+
+def place(
+    params: Params, config: TransformerConfig, placement: Placement
+) -> Params:
+  """Returns parameters where the placement wants them.
+
+  Args:
+    params: on one device.
+    config: the model they belong to.
+    placement: its own.
+  """
+  arrays = dict(flatten(params))
+  return build(
+      config,
+      jnp.float32,
+      lambda name, spec, _: placement.put(arrays[name], spec.axes),
+  )
 
 
 def num_params(config: TransformerConfig) -> int:

@@ -11,6 +11,8 @@ import dataclasses
 import flax.struct
 import jax
 from jax import numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 
 from speculative.models import attention
 from speculative.models import kv_cache
@@ -20,6 +22,7 @@ from speculative.models.config import TransformerConfig
 from speculative.models.kv_cache import KVCache
 from speculative.models.params import Params
 from speculative.models.precision import Precision
+from speculative.sharding import Placement
 
 
 @flax.struct.dataclass
@@ -56,12 +59,14 @@ class Transformer:
       compile; `stack_layers` prepares the params).
     num_tokens: tokens that stand for text; rows of a padded head beyond them
       have logit minus infinity and are never drawn. 0 means all.
+    placement: where weights, caches and activations lie.
   """
 
   config: TransformerConfig
   precision: Precision = Precision()
   layout: str = 'unrolled'
   num_tokens: int = 0
+  placement: Placement = Placement()
 
   @property
   def slack(self) -> int:
@@ -70,15 +75,19 @@ class Transformer:
 
   def init_cache(self, batch: int, max_seq_len: int) -> KVCache:
     """Returns an empty cache of max_seq_len slots a row."""
-    return kv_cache.init(
+    copies = self.placement.num_kv_copies(
+        self.config.num_heads, self.config.num_kv_heads
+    )
+    cache = kv_cache.init(
         num_layers=self.config.num_layers,
         batch=batch,
-        num_kv_heads=self.config.num_kv_heads,
+        num_kv_heads=self.config.num_kv_heads * copies,
         max_seq_len=max_seq_len,
         head_dim=self.config.head_dim,
         dtype=self.precision.param_dtype,
         layout=self.layout,
     )
+    return kv_cache.place(cache, self.placement)
 
   def forward(
       self,
@@ -148,14 +157,22 @@ class Transformer:
             self.config.rope, self.config.head_dim, positions_BT
         ),
     )
-    x_BTD = params['embed'][tokens_BT].astype(self.precision.activations)
+    with jax.named_scope('embed'):
+      x_BTD = params['embed'][tokens_BT].astype(self.precision.activations)
+      x_BTD = self._whole(x_BTD)
     x_BTD, k, v, kept = self._layers(params, x_BTD, cache, rows, features)
     hidden_BTD = layers.norm(self.config, params, 'final_norm', x_BTD)
     return Output(
         hidden_BTD=hidden_BTD,
-        cache=KVCache(k=k, v=v, len_B=cache.len_B + T),
+        cache=kv_cache.place(
+            KVCache(k=k, v=v, len_B=cache.len_B + T), self.placement
+        ),
         features=kept,
     )
+
+  def _whole(self, x_BTD: jax.Array) -> jax.Array:
+    """Says that devices along the axis model hold the same activations."""
+    return self.placement.constrain(x_BTD, ('batch', None, None))
 
   def _layers(self, params, x_BTD, cache, rows, features):
     mask_BTS = attention.mask(rows, cache.max_seq_len)
@@ -165,6 +182,7 @@ class Transformer:
         y_BTD, k_BKSH, v_BKSH = attention.attention(
             self.config,
             self.precision,
+            self.placement,
             layer_params,
             layers.norm(self.config, layer_params, 'attn_norm', x_BTD),
             k_BKSH=k_BKSH,
@@ -172,12 +190,17 @@ class Transformer:
             rows=rows,
             mask_BTS=mask_BTS,
         )
-        x_BTD = x_BTD + y_BTD
+        x_BTD = x_BTD + self._whole(y_BTD)
       with jax.named_scope('mlp'):
         normed_BTD = layers.norm(self.config, layer_params, 'mlp_norm', x_BTD)
-        x_BTD = x_BTD + layers.mlp(
-            self.config, self.precision, layer_params, normed_BTD
+        y_BTD = layers.mlp(
+            self.config,
+            self.precision,
+            self.placement,
+            layer_params,
+            normed_BTD,
         )
+        x_BTD = x_BTD + self._whole(y_BTD)
       return x_BTD, k_BKSH, v_BKSH
 
     if self.layout == 'scanned':
@@ -212,6 +235,9 @@ class Transformer:
     # Float32 out of the product: bfloat16 logits of a large vocabulary tie.
     wide = dataclasses.replace(self.precision, activations='float32')
     logits_BTV = layers.project(hidden_BTD, head_VD, precision=wide)
+    logits_BTV = self.placement.constrain(logits_BTV, ('batch', None, 'vocab'))
+    axis = self.placement.logits_axis(B * T, self.config.vocab_size)
+    logits_BTV = self.placement.constrain(logits_BTV, ('batch', None, axis))
     if not 0 < self.num_tokens < self.config.vocab_size:
       return logits_BTV
     is_token_V = jnp.arange(self.config.vocab_size) < self.num_tokens
@@ -219,6 +245,21 @@ class Transformer:
 
 
 def stack_layers(params: Params) -> Params:
-  """Returns params for scanned layers: one array a name, [L, ...]."""
-  stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params['layers'])
+  """Returns params for scanned layers: one array a name, [L, ...].
+
+  Takes the layers of `params` apart, so that the devices never hold more than
+  one name twice.
+
+  Args:
+    params: with unrolled layers, which are empty afterwards.
+  """
+  stacked = {}
+  for name in list(params['layers'][0]):
+    leaves = [layer.pop(name) for layer in params['layers']]
+    split = leaves[0].sharding
+    if isinstance(split, NamedSharding):
+      split = NamedSharding(split.mesh, PartitionSpec(None, *split.spec))
+    stacked[name] = jax.block_until_ready(
+        jax.jit(lambda *x: jnp.stack(x), out_shardings=split)(*leaves)
+    )
   return {**params, 'layers': stacked}

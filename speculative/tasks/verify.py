@@ -2,7 +2,8 @@
 
 Greedy rows, and sampled rows with a deterministic drafter, have to equal plain
 decoding of the same seed token for token in float32. Rows that draw are tested
-for the target's law. `config.verify.fault` puts a wrong verifier in the right
+for the target's law. `config.verify.batching` sets every row alone beside the
+same row in batches. `config.verify.fault` puts a wrong verifier in the right
 one's place; the task then has to fail.
 """
 
@@ -13,17 +14,18 @@ import time
 
 from absl import logging
 from ml_collections import config_dict
-import numpy as np
 
 from speculative import config as config_lib
 from speculative.bench import metrics
 from speculative.bench import report
 from speculative.bench.compare import Divergence
+from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Generation
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.tasks import common
 from speculative.tasks import results
+from speculative.tasks import verify_batching
 from speculative.tasks import verify_cases
 from speculative.tasks.results import TaskResult
 from speculative.tasks.verify_cases import Budget
@@ -78,7 +80,9 @@ def _check(
           f'config.verify.samplers has {name!r}; known: {", ".join(known)}.'
       )
   for name, least in (('num_samples', 64), ('num_rows', 1)):
-    if verify[name] < least:
+    if name == 'num_samples' and verify.num_samples == 0:
+      _check_without_laws(config, drafters)
+    elif verify[name] < least:
       raise UserError(
           f'config.verify.{name} needs to be >= {least}, got {verify[name]}.'
       )
@@ -107,6 +111,25 @@ def _check(
         )
 
 
+def _check_without_laws(
+    config: config_dict.ConfigDict, drafters: Sequence[DrafterConfig]
+) -> None:
+  """Refuses cases of which nothing would be tested."""
+  if config.verify.batching != 'no':
+    return
+  for case in verify_cases.cases(
+      config.verify.samplers,
+      drafters,
+      DecodeConfig(temperature=config.decode.temperature),
+  ):
+    if not case.promises_tokens:
+      raise UserError(
+          f'config.verify.num_samples is 0, which leaves {case.name!r} '
+          'untested; set it to 64 or more, or config.verify.batching to '
+          "'yes'."
+      )
+
+
 def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   """Verifies every combination of drafter, rule and sampler.
 
@@ -122,7 +145,13 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   """
   drafters = _drafters(config, config_lib.parse(config).drafter)
   _check(config, drafters)
-  prepared = common.prepare(config, path, config_lib.load_prompts(config))
+  prompts = config_lib.load_prompts(config)
+  verify_batching.check(
+      config.verify.batching,
+      batch_size=config.decode.batch_size,
+      num_prompts=len(prompts),
+  )
+  prepared = common.prepare(config, path, prompts)
   precision = prepared.model.precision
   if precision.dtype != 'float32':
     logging.warning(
@@ -131,7 +160,7 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
         precision.dtype,
     )
   cases = verify_cases.cases(config.verify.samplers, drafters, prepared.decode)
-  num_laws = sum(row.temperature > 0 for case in cases for row in case.rows)
+  num_laws = sum(case.num_laws for case in cases)
   budget = Budget(
       num_samples=config.verify.num_samples,
       num_rows=config.verify.num_rows,
@@ -139,7 +168,7 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   )
   outcomes, started = [], time.perf_counter()
   for done, case in enumerate(cases, 1):
-    outcome = _run_case(prepared, case, budget, config.verify.fault)
+    outcome = _run_case(prepared, case, budget, config.verify)
     outcomes.append(outcome)
     logging.info(
         '%s  %s: %s',
@@ -153,11 +182,14 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
 
 
 def _run_case(
-    prepared: common.Prepared, case: Case, budget: Budget, fault: str
+    prepared: common.Prepared,
+    case: Case,
+    budget: Budget,
+    wanted: config_dict.ConfigDict,
 ) -> Outcome:
   """Verifies one case over all batches of prompts."""
   model = prepared.model
-  engine = verify_cases.engine_of(model, case, fault)
+  engine = verify_cases.engine_of(model, case, wanted.fault)
   plain = model.engine(common.plain(model.drafter))
   generations: list[Generation] = []
   divergences: list[Divergence] = []
@@ -185,13 +217,25 @@ def _run_case(
   laws = verify_cases.test_laws(
       case, prepared.batches[0][0], budget, plain=plain, engine=engine
   )
+  batching = None
+  if wanted.batching == 'yes':
+    batching = verify_cases.test_batching(
+        case,
+        [ids for batch in prepared.batches for ids in batch],
+        batch_size=len(prepared.batches[0]),
+        engine=engine,
+    )
+    for found in batching.differences:
+      logging.warning('Differs from the row alone: %s', found)
   return Outcome(
       case=case,
       num_equal=num_equal,
       divergences=tuple(divergences),
       laws=tuple(laws),
+      batching=batching,
       generations=tuple(generations),
       passed=not divergences
+      and not (batching and batching.num_differ)
       and all(test.passes(budget.false_alarm_rate) for test in laws),
   )
 
@@ -208,6 +252,14 @@ def _row(outcome: Outcome) -> dict:
           'decode/tokens_per_round'
       ],
   }
+  if outcome.batching is not None:
+    row |= {
+        'verify/batching_equal': outcome.batching.num_equal,
+        'verify/batching_differ': outcome.batching.num_differ,
+        'verify/first_batching_difference': next(
+            map(dataclasses.asdict, outcome.batching.differences), None
+        ),
+    }
   if worst is not None:
     row |= {
         'verify/statistic': worst.statistic,
@@ -230,7 +282,12 @@ def _finish(
   divergences = [d for outcome in outcomes for d in outcome.divergences]
   generations = [g for outcome in outcomes for g in outcome.generations]
   rows = [_row(outcome) for outcome in outcomes]
-  biases = [row.get('verify/smallest_bias', 0.0) for row in rows]
+  biases = [
+      row['verify/smallest_bias']
+      for row in rows
+      if 'verify/smallest_bias' in row
+  ]
+  num_laws = sum(len(outcome.laws) for outcome in outcomes)
   passed = all(outcome.passed for outcome in outcomes)
   found = metrics.decode_metrics(generations)
   # Times of this task are not measurements: its runs are not warmed up.
@@ -240,7 +297,8 @@ def _finish(
       'verify/cases': len(outcomes),
       'verify/fault': fault,
       'verify/false_alarm_rate': budget.false_alarm_rate,
-      'verify/smallest_bias': float(np.max(biases)),
+      'verify/laws': num_laws,
+      'verify/smallest_bias': max(biases, default=None),
       'lossless/greedy_equal': not divergences,
       'lossless/first_divergence': (
           dataclasses.asdict(divergences[0]) if divergences else None
@@ -254,7 +312,8 @@ def _finish(
   verdict = 'passed' if passed else 'FAILED'
   summary = (
       f'{verdict}: {len(outcomes)} cases, {found["decode/tokens"]} tokens, '
-      f'{len(divergences)} rows differ, '
+      f'{len(divergences)} rows differ'
+      f'{_said_of_laws(outcomes, budget)}{_said_of_batching(rows)}, '
       f'{found["decode/tokens_per_round"]:.2f} tokens per round\n'
   )
   results.write_text(
@@ -265,33 +324,47 @@ def _finish(
   return TaskResult(found, exit_status=0 if passed else 1)
 
 
+def _said_of_laws(outcomes: Sequence[Outcome], budget: Budget) -> str:
+  """Returns ', 3 laws tested', or that those of rows that draw were not."""
+  if not budget.num_samples and any(o.case.num_laws for o in outcomes):
+    return ', laws not tested (config.verify.num_samples is 0)'
+  return f', {sum(len(o.laws) for o in outcomes)} laws tested'
+
+
+def _said_of_batching(rows: Sequence[dict]) -> str:
+  """Returns ', 1 of 50 rows differ in batches', '' where not asked for."""
+  if 'verify/batching_differ' not in rows[0]:
+    return ''
+  differ = sum(row['verify/batching_differ'] for row in rows)
+  total = differ + sum(row['verify/batching_equal'] for row in rows)
+  return f', {differ} of {total} rows differ in batches'
+
+
 def _table(rows: Sequence[dict]) -> str:
-  header = [
-      'case',
-      'equal',
-      'differ',
-      'statistic',
-      'degrees',
-      'p-value',
-      'samples',
-      'smallest bias',
-      '',
-  ]
-  cells = []
-  for row in rows:
-    p_value = row.get('verify/p_value')
-    bias = row.get('verify/smallest_bias')
-    cells.append(
-        [
-            row['row/name'],
-            row['verify/rows_equal'],
-            row['verify/rows_differ'],
-            row.get('verify/statistic', ''),
-            row.get('verify/degrees', ''),
-            '' if p_value is None else f'{p_value:.2g}',
-            row.get('verify/samples', ''),
-            '' if bias is None else f'{bias:.3f}',
-            'passed' if row['verify/passed'] else 'FAILED',
-        ]
-    )
-  return report.table(header, cells)
+  columns = {
+      'case': lambda row: row['row/name'],
+      'equal': lambda row: row['verify/rows_equal'],
+      'differ': lambda row: row['verify/rows_differ'],
+      'alone = in batches': _batching_cell,
+      'statistic': lambda row: row.get('verify/statistic', ''),
+      'degrees': lambda row: row.get('verify/degrees', ''),
+      'p-value': lambda row: _digits(row, 'verify/p_value', '.2g'),
+      'samples': lambda row: row.get('verify/samples', ''),
+      'smallest bias': lambda row: _digits(row, 'verify/smallest_bias', '.3f'),
+      '': lambda row: 'passed' if row['verify/passed'] else 'FAILED',
+  }
+  if 'verify/batching_equal' not in rows[0]:
+    del columns['alone = in batches']
+  return report.table(
+      list(columns), [[cell(row) for cell in columns.values()] for row in rows]
+  )
+
+
+def _batching_cell(row: dict) -> str:
+  """Returns '49 of 50'."""
+  equal = row['verify/batching_equal']
+  return f'{equal} of {equal + row["verify/batching_differ"]}'
+
+
+def _digits(row: dict, key: str, form: str) -> str:
+  return format(row[key], form) if key in row else ''

@@ -18,6 +18,8 @@ from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.engine import Generation
 from speculative.drafting.config import DrafterConfig
+from speculative.tasks import verify_batching
+from speculative.tasks.verify_batching import Batching
 from speculative.testing import faults
 
 _SINGLE = {
@@ -59,13 +61,24 @@ class Case:
     rule = '' if self.drafter.is_deterministic else f' {self.drafter.rule}'
     return f'{self.drafter.kind}{rule} {self.sampler}'
 
+  @property
+  def num_laws(self) -> int:
+    """Kinds of rows that draw."""
+    return sum(row.temperature > 0 for row in self.rows)
+
+  @property
+  def promises_tokens(self) -> bool:
+    """Whether any row has to be plain decoding's token for token."""
+    return self.drafter.is_deterministic or self.num_laws < len(self.rows)
+
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
   """How much is decoded to verify a case.
 
   Attributes:
-    num_samples: sequences drawn a kind of row for the test of the law.
+    num_samples: sequences drawn a kind of row for the test of the law; 0
+      leaves the laws untested.
     num_rows: of them at once.
     false_alarm_rate: of one law test.
   """
@@ -84,6 +97,7 @@ class Outcome:
     num_equal: rows that promise tokens and kept them.
     divergences: of those that did not.
     laws: one test a kind of row that draws.
+    batching: of rows alone and in batches, None where that was not asked for.
     generations: of the rows compared, one a batch.
     passed: whether nothing stands against the case.
   """
@@ -92,6 +106,7 @@ class Outcome:
   num_equal: int
   divergences: tuple[Divergence, ...]
   laws: tuple[LawTest, ...]
+  batching: Batching | None
   generations: tuple[Generation, ...]
   passed: bool
 
@@ -144,6 +159,36 @@ def engine_of(model: api.LanguageModel, case: Case, fault: str) -> Engine:
   return Engine(faults.inject(engine.step, fault), engine.weights)
 
 
+def _dealt(
+    case: Case,
+    prompts: Sequence[Sequence[int]],
+    *,
+    first_prompt: int,
+) -> tuple[list[Sequence[int]], list[DecodeConfig]]:
+  """Deals the kinds of rows of a case out to prompts in turn.
+
+  Kind and seed are the prompt's and depend on no batch.
+
+  Args:
+    case: its kinds of rows.
+    prompts: token ids; repeated where there are more kinds.
+    first_prompt: index of the first among all.
+
+  Returns:
+    Token ids and settings of every row.
+  """
+  num_rows = max(len(prompts), len(case.rows))
+  rows = [
+      dataclasses.replace(
+          case.rows[index % len(case.rows)],
+          seed=case.rows[0].seed + index,
+          rounds_per_call=0,
+      )
+      for index in range(first_prompt, first_prompt + num_rows)
+  ]
+  return [prompts[i % len(prompts)] for i in range(num_rows)], rows
+
+
 def compare_batch(
     case: Case,
     batch: Sequence[Sequence[int]],
@@ -165,17 +210,7 @@ def compare_batch(
     The case's Generation, the number of rows equal, and where others left plain
     decoding.
   """
-  num_rows = max(len(batch), len(case.rows))
-  ids = [batch[i % len(batch)] for i in range(num_rows)]
-  rows = [
-      dataclasses.replace(
-          case.rows[i % len(case.rows)],
-          # A prompt's seed does not depend on the size of the batches.
-          seed=case.rows[0].seed + first_prompt + i,
-          rounds_per_call=0,
-      )
-      for i in range(num_rows)
-  ]
+  ids, rows = _dealt(case, batch, first_prompt=first_prompt)
   found = engine.generate(ids, rows)
   promised = [
       row.temperature == 0 or case.drafter.is_deterministic for row in rows
@@ -192,11 +227,42 @@ def compare_batch(
           plain=expected.token_ids[i],
           other=found.token_ids[i],
       )
-      for i in range(num_rows)
+      for i in range(len(rows))
       if promised[i]
   ]
   differ = [d for d in divergences if d is not None]
   return found, len(divergences) - len(differ), differ
+
+
+def test_batching(
+    case: Case,
+    prompts: Sequence[Sequence[int]],
+    *,
+    batch_size: int,
+    engine: Engine,
+) -> Batching:
+  """Sets rows that are decoded alone beside the same rows in batches.
+
+  Args:
+    case: its kinds of rows are dealt out to the prompts in turn.
+    prompts: token ids of all prompts; repeated where there are more kinds.
+    batch_size: rows at once.
+    engine: of the case.
+
+  Returns:
+    The Batching.
+  """
+  ids, rows = _dealt(case, prompts, first_prompt=0)
+  found = verify_batching.compare_batching(
+      engine, ids, rows, batch_size=batch_size
+  )
+  return dataclasses.replace(
+      found,
+      differences=tuple(
+          dataclasses.replace(d, prompt=d.prompt % len(prompts))
+          for d in found.differences
+      ),
+  )
 
 
 def test_laws(
@@ -217,10 +283,10 @@ def test_laws(
     engine: of the case.
 
   Returns:
-    One LawTest a kind.
+    One LawTest a kind; none where the budget has no samples.
   """
   kinds = len(case.rows)
-  if all(row.temperature == 0 for row in case.rows):
+  if not budget.num_samples or not case.num_laws:
     return []
   # As many of every kind, all kinds side by side in one batch.
   num_rows = max(budget.num_rows // kinds, 1) * kinds

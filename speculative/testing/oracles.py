@@ -264,6 +264,36 @@ def warp(
   return law_V
 
 
+def inverse(u_L: Sequence[float], law_V: np.ndarray, num_blocks: int) -> int:
+  """Returns the token that four random numbers stand for.
+
+  Args:
+    u_L: in [0, 1), one a level of the tree.
+    law_V: probabilities, up to a factor.
+    num_blocks: of the vocabulary.
+
+  Returns:
+    The token.
+  """
+
+  def split(items: list, width: int) -> list[list]:
+    return [items[i : i + width] for i in range(0, len(items), width)]
+
+  def mass(node: list | int) -> float:
+    return law_V[node] if isinstance(node, int) else sum(map(mass, node))
+
+  width = -(-len(law_V) // num_blocks)
+  blocks = [
+      split(block, math.isqrt(width))
+      for block in split(list(range(len(law_V))), width)
+  ]
+  node = split(blocks, math.isqrt(num_blocks))
+  for u in u_L:
+    ends = np.cumsum(np.array([mass(child) for child in node], np.float64))
+    node = node[int(np.argmax(ends > u * ends[-1]))]
+  return node
+
+
 def acceptance_probability(p: float, q: float) -> float:
   """Returns min(1, p / q), the chance to keep a token drawn with chance q."""
   return 1.0 if p >= q else p / q

@@ -18,6 +18,7 @@ from speculative.decoding.verify import Verdict
 from speculative.models import kv_cache
 from speculative.models.kv_cache import KVCache
 from speculative.models.transformer import Output
+from speculative.sharding import Placement
 
 # Logit of the token a position is certain of, all others being zero.
 _CERTAIN = 100.0
@@ -39,6 +40,11 @@ class TableModel:
   def slack(self) -> int:
     """A pass writes its own rows only."""
     return 0
+
+  @property
+  def placement(self) -> Placement:
+    """Says nothing about devices."""
+    return Placement()
 
   def init_cache(self, batch: int, max_seq_len: int) -> KVCache:
     """Returns an empty cache of one layer."""

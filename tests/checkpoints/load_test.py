@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from speculative import sharding
 from speculative.checkpoints import load
 from speculative.checkpoints import orbax_dir
 from speculative.errors import UserError
@@ -192,16 +193,17 @@ def test_tensors_are_read_and_placed_one_by_one(
       checkpoint.reader, 'read', lambda n: (events.append('read'), read(n))[1]
   )
 
-  def place(name, array, spec):
-    assert array.shape == spec.shape
-    events.append(name)
-    return jax.device_put(array, jax.devices()[3])
+  class Third(sharding.Placement):
 
-  params = load.load_params(checkpoint, dtype='float32', place=place)
+    def put(self, array, axes):
+      events.append((array.shape, axes))
+      return jax.device_put(array, jax.devices()[3])
+
+  params = load.load_params(checkpoint, dtype='float32', placement=Third())
   declared = params_lib.flatten(params_lib.declare(checkpoint.config))
   expected = []
-  for name, _ in declared:
-    expected += ['read', name]
+  for _, spec in declared:
+    expected += ['read', (spec.shape, spec.axes)]
   assert events == expected
   assert params['embed'].devices() == {jax.devices()[3]}
 
@@ -267,15 +269,12 @@ def test_orbax_keeps_values_that_were_spread_over_devices(
     tmp_path, write_hf, hf_config, hf_tensors
 ):
   source = load.open_checkpoint(str(write_hf(hf_config, hf_tensors)))
-  mesh = jax.make_mesh(
-      (8,), ('model',), axis_types=(jax.sharding.AxisType.Auto,)
+  placement = sharding.place(
+      sharding.make_mesh(2, 4),
+      source.config.axis_sizes,
+      indivisible='replicate',
   )
-  rows = jax.sharding.NamedSharding(mesh, jax.P('model'))
-  params = load.load_params(
-      source,
-      dtype='float32',
-      place=lambda name, array, spec: jax.device_put(array, rows),
-  )
+  params = load.load_params(source, dtype='float32', placement=placement)
   assert len(params['embed'].sharding.device_set) == 8
   orbax_dir.save(tmp_path / 'saved', params, source.config)
   got = _load(tmp_path / 'saved')

@@ -12,6 +12,7 @@ from tokenizers import pre_tokenizers
 from speculative.checkpoints import pretrained
 from speculative.errors import UserError
 from speculative.models import params as params_lib
+from speculative.sharding import Placement
 from speculative.tokenizer import byte_level
 
 
@@ -29,7 +30,7 @@ def _write_tokenizer(directory, num_pieces: int) -> None:
 @pytest.mark.parametrize('name', sorted(pretrained.PRESETS))
 def test_a_preset_has_the_declared_weights_and_the_byte_tokenizer(name):
   opened = pretrained.open_pretrained(f'random://{name}')
-  params = opened.load_params(jnp.dtype('float32'))
+  params = opened.load_params(jnp.dtype('float32'), Placement())
   assert sum(leaf.size for leaf in jax.tree.leaves(params)) == (
       params_lib.num_params(opened.config)
   )
@@ -39,13 +40,18 @@ def test_a_preset_has_the_declared_weights_and_the_byte_tokenizer(name):
 
 def test_matrices_are_loaded_in_the_dtype_that_was_asked_for():
   opened = pretrained.open_pretrained('random://tiny')
-  assert opened.load_params(jnp.dtype('bfloat16'))['embed'].dtype == 'bfloat16'
+  assert (
+      opened.load_params(jnp.dtype('bfloat16'), Placement())['embed'].dtype
+      == 'bfloat16'
+  )
 
 
 def test_the_seed_decides_the_weights():
   def embed(reference: str) -> np.ndarray:
     opened = pretrained.open_pretrained(reference)
-    return np.asarray(opened.load_params(jnp.dtype('float32'))['embed'])
+    return np.asarray(
+        opened.load_params(jnp.dtype('float32'), Placement())['embed']
+    )
 
   first = embed('random://tiny')
   np.testing.assert_array_equal(first, embed('random://tiny?seed=0'))
@@ -78,12 +84,12 @@ def test_opening_a_directory_reads_no_weights(write_hf, hf_config, hf_tensors):
   opened = pretrained.open_pretrained(str(path))
   assert opened.config.vocab_size == 40
   assert opened.tokenizer.vocab_size == 40
-  embed = opened.load_params(jnp.dtype('float32'))['embed']
+  embed = opened.load_params(jnp.dtype('float32'), Placement())['embed']
   np.testing.assert_array_equal(embed, hf_tensors['model.embed_tokens.weight'])
   shutil.rmtree(path)
   # Nothing was kept: the weights come from the files each time.
   with pytest.raises(UserError):
-    opened.load_params(jnp.dtype('float32'))
+    opened.load_params(jnp.dtype('float32'), Placement())
 
 
 def test_a_tokenizer_beyond_the_head_is_refused(

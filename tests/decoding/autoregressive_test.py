@@ -66,12 +66,13 @@ def test_sampled_tokens_are_drawn_with_the_key_of_seed_and_index(
     index = np.arange(len(prompt), len(text), dtype=np.int32)
     seed = jnp.asarray([_SAMPLED.seed + row], jnp.uint32)
     keys = sampling_lib.keys(seed, index[None], sampling_lib.TARGET)
-    u = np.asarray(sampling_lib.uniform(keys))[0]
-    for i, u_i in zip(index, u, strict=True):
+    draw = jax.vmap(lambda key: jax.random.uniform(key, (4,)))
+    for i, u_i in zip(index, np.asarray(draw(keys[0])), strict=True):
       law = oracles.warp(
           logits[row, i - 1], temperature=0.8, top_k=0, top_p=0.95
       )
-      assert text[i] == np.argmax(np.cumsum(law) > u_i)
+      num_blocks, _ = sampling_lib._grid(len(law))
+      assert text[i] == oracles.inverse(u_i, law, num_blocks)
 
 
 def test_a_round_is_one_token_and_nothing_is_drafted(greedy):

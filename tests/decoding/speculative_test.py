@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 from jax import numpy as jnp
 import numpy as np
 import pytest
@@ -117,7 +118,11 @@ def test_scanned_layers_say_the_same_as_unrolled_ones(with_lookup, prompts):
   model = dataclasses.replace(with_lookup.step.model, layout='scanned')
   scanned = Engine(
       dataclasses.replace(with_lookup.step, model=model),
-      Weights(target=transformer.stack_layers(with_lookup.weights.target)),
+      Weights(
+          target=transformer.stack_layers(
+              jax.tree.map(lambda x: x, with_lookup.weights.target)
+          )
+      ),
   )
   got = scanned.generate(prompts, _GREEDY)
   assert got.token_ids == with_lookup.generate(prompts, _GREEDY).token_ids

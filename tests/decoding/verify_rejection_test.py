@@ -270,8 +270,7 @@ def test_frequencies_of_emitted_tokens_follow_the_target(make_sampling):
 
     def draw(law_BV, position, use):
       keys = sampling_lib.keys(seed_B, positions[:, position, None], use)
-      u_B1 = sampling_lib.uniform(keys)
-      return sampling_lib.categorical(u_B1, law_BV[:, None])[:, 0]
+      return sampling_lib.categorical(keys, law_BV[:, None])[:, 0]
 
     q0_BV = jnp.broadcast_to(q_first_V, (chunk, V))
     x_B = draw(q0_BV, 0, sampling_lib.DRAFT)

@@ -55,7 +55,7 @@ def test_features_are_the_residual_stream_after_the_layers_asked_for(
 def test_scanned_layers_equal_unrolled_ones(tiny_params, forward, text):
   unrolled = Transformer(tiny.TARGET)
   scanned = Transformer(tiny.TARGET, layout='scanned')
-  stacked = transformer.stack_layers(tiny_params)
+  stacked = transformer.stack_layers(jax.tree.map(lambda x: x, tiny_params))
   cache, scanned_cache = unrolled.init_cache(1, 16), scanned.init_cache(1, 16)
   for chunk in (text[None, :8], text[None, 8:]):
     logits, out = forward(unrolled, tiny_params, chunk, cache)
@@ -74,7 +74,7 @@ def test_scanned_layers_refuse_to_return_features(tiny_params, text):
   model = Transformer(tiny.TARGET, layout='scanned')
   with pytest.raises(ValueError, match='features need unrolled layers'):
     model.forward(
-        transformer.stack_layers(tiny_params),
+        transformer.stack_layers(jax.tree.map(lambda x: x, tiny_params)),
         jnp.asarray(text[None]),
         model.init_cache(1, 16),
         features=(0,),

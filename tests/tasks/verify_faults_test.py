@@ -32,11 +32,9 @@ def run(tmp_path, get_config, write_prompts):
 
   def call(fault, **fields):
     fields = {name.replace('__', '.'): value for name, value in fields.items()}
-    config = get_config(
-        _FIELDS
-        | {'data.prompts': write_prompts(_TEXTS[:1]), 'verify.fault': fault}
-        | fields
-    )
+    if 'data.prompts' not in fields:
+      fields['data.prompts'] = write_prompts(_TEXTS[:1])
+    config = get_config(_FIELDS | {'verify.fault': fault} | fields)
     return verify.run(config, tmp_path / 'run')
 
   return call
@@ -82,7 +80,7 @@ def test_independent_draws_for_looked_up_tokens_are_caught(run, write_prompts):
       drafter__kind='lookup',
       drafter__model='',
       drafter__num_layers=0,
-      decode__max_new_tokens=16,
+      decode__max_new_tokens=32,
       data__prompts=write_prompts(_TEXTS),
   )
   assert result.exit_status == 1

@@ -45,6 +45,7 @@ _KEYS = {
     'verify/cases',
     'verify/fault',
     'verify/false_alarm_rate',
+    'verify/laws',
     'verify/smallest_bias',
     'lossless/greedy_equal',
     'lossless/first_divergence',
