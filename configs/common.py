@@ -119,5 +119,24 @@ def get_config() -> config_dict.ConfigDict:
   config.verify.false_alarm_rate = 0.0001
   # A verifier that is wrong on purpose, to show that it is caught.
   config.verify.fault = ''
+  config.plan = config_dict.ConfigDict()
+  # Devices to compile for: a TPU slice, or 'cpu:N'.
+  config.plan.topology = 'cpu:8'
+  # Shapes of the models (fields of TransformerConfig); empty takes those of
+  # target.model and drafter.model, of which no weights are read.
+  config.plan.target = config_dict.ConfigDict()
+  config.plan.draft = config_dict.ConfigDict()
+  config.plan.batch = 1
+  config.plan.prompt_len = 1024
+  # Longest text, for the caches.
+  config.plan.context = 2048
+  # Of drafted tokens, i.i.d.
+  config.plan.acceptance_rate = 0.8
+  # What one collective costs beside its bytes; or, where the time of a plain
+  # step is known, the latency that explains it.
+  config.plan.collective_latency_us = 10.0
+  config.plan.measured_plain_ms = 0.0
+  # 'chen2023' sets the figures of that paper beside the model's.
+  config.plan.account = 'none'
   # A misspelt field of a config file shall be an error too.
   return config.lock()

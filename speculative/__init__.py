@@ -3,5 +3,6 @@
 from speculative.api import load
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
+from speculative.sharding import MeshConfig
 
-__all__ = ['DrafterConfig', 'UserError', 'load']
+__all__ = ['DrafterConfig', 'MeshConfig', 'UserError', 'load']

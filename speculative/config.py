@@ -161,13 +161,19 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
       ),
       stop=_one_of('decode.stop', decode.stop, STOPS),
       batch_size=_at_least('decode.batch_size', decode.batch_size, 1),
-      mesh=MeshConfig(
-          data=config.mesh.data,
-          model=config.mesh.model,
-          indivisible=config.mesh.indivisible,
-          logits=config.mesh.logits,
-      ),
+      mesh=parse_mesh(config),
       cache_dir=config.cache_dir or None,
+  )
+
+
+def parse_mesh(config: config_dict.ConfigDict) -> MeshConfig:
+  """Returns the mesh that config.mesh names."""
+  mesh = config.mesh
+  return MeshConfig(
+      data=mesh.data,
+      model=mesh.model,
+      indivisible=mesh.indivisible,
+      logits=mesh.logits,
   )
 
 

@@ -19,11 +19,13 @@ from speculative.errors import UserError
 from speculative.tasks import benchmark
 from speculative.tasks import common
 from speculative.tasks import generate
+from speculative.tasks import plan
 from speculative.tasks import verify
 
 _TASKS = {
     'benchmark': benchmark.run,
     'generate': generate.run,
+    'plan': plan.run,
     'verify': verify.run,
 }
 
@@ -58,7 +60,9 @@ def main(argv: Sequence[str]) -> int:
           f'config.task is {config.task!r}; known: {", ".join(_TASKS)}.'
       )
     workdir = config_lib.check_workdir(_WORKDIR.value)
-    common.report_devices()
+    # A plan is for devices that are not there.
+    if config.task != 'plan':
+      common.report_devices()
     return _TASKS[config.task](config, workdir).exit_status
   except UserError as error:
     return _fail(error)

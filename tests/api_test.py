@@ -10,6 +10,7 @@ from speculative.checkpoints import pretrained
 from speculative.decoding.engine import Engine
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
+from speculative.sharding import MeshConfig
 from speculative.tokenizer import base
 from speculative.tokenizer import byte_level
 
@@ -50,7 +51,12 @@ def test_five_lines_give_text_and_numbers():
 
 
 def test_the_package_shows_what_a_notebook_needs():
-  assert set(speculative.__all__) == {'DrafterConfig', 'UserError', 'load'}
+  assert set(speculative.__all__) == {
+      'DrafterConfig',
+      'MeshConfig',
+      'UserError',
+      'load',
+  }
   assert speculative.UserError is UserError
   assert speculative.DrafterConfig is DrafterConfig
 
@@ -148,13 +154,47 @@ def test_weights_are_read_when_first_needed_and_once(unread, monkeypatch):
   target = unread._target
   counting = dataclasses.replace(
       target,
-      load_params=lambda dtype: calls.append(dtype) or {'layers': []},
+      load_params=lambda *args: calls.append(args) or {'layers': []},
   )
   monkeypatch.setattr(unread, '_target', counting)
   unread.encode('a')
   assert not calls
   assert unread.load_weights() is unread.load_weights()
   assert len(calls) == 1
+
+
+@pytest.mark.slow
+def test_a_mesh_changes_no_token():
+  drafter = DrafterConfig(
+      kind='lm', model='random://tiny_draft', num_draft_tokens=2, shards=1
+  )
+  # The byte vocabulary of 257 is held whole; heads and MLP are split.
+  mesh = MeshConfig(data=2, model=2, indivisible='replicate')
+  one, many = (
+      speculative.load(
+          'random://tiny', dtype='float32', drafter=drafter, mesh=m
+      )
+      for m in (None, mesh)
+  )
+  heads = many.load_weights().target['layers'][0]['q_proj']
+  assert len(heads.sharding.device_set) == 4
+  assert heads.addressable_shards[0].data.size * 2 == heads.size
+  rows = [{}, {'temperature': 0.9, 'seed': 3}, {'top_p': 0.9}]
+  texts = ['abc', 'one two', 'x']
+  found = [m.generate(texts, rows=rows, max_new_tokens=8) for m in (one, many)]
+  assert found[0].generation.token_ids == found[1].generation.token_ids
+
+
+@pytest.mark.parametrize(
+    ('mesh', 'message'),
+    [
+        ({'model': 2}, 'vocab=257 of the target cannot be split over 2'),
+        ({'data': 64}, 'needs 64 devices, but there are 8'),
+    ],
+)
+def test_a_mesh_that_does_not_suit_is_refused(mesh, message):
+  with pytest.raises(UserError, match=message):
+    api.open_model('random://tiny', mesh=MeshConfig(**mesh))
 
 
 @pytest.mark.slow

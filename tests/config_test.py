@@ -13,6 +13,7 @@ from speculative.checkpoints import pretrained
 from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
+from speculative.sharding import MeshConfig
 
 _ROOT = pathlib.Path(__file__).parent.parent
 
@@ -51,6 +52,11 @@ def test_every_field_reaches_its_part(get_config):
       'drafter.model': 'random://tiny_draft',
       'drafter.dtype': 'bfloat16',
       'drafter.num_layers': 1,
+      'drafter.shards': 2,
+      'mesh.data': 2,
+      'mesh.model': 4,
+      'mesh.indivisible': 'replicate',
+      'mesh.logits': 'split',
       'drafter.max_ngram': 6,
       'drafter.min_ngram': 2,
       'decode.num_draft_tokens': 3,
@@ -83,6 +89,7 @@ def test_every_field_reaches_its_part(get_config):
           model='random://tiny_draft',
           dtype='bfloat16',
           num_layers=1,
+          shards=2,
           rule='block',
           num_draft_tokens=3,
           max_ngram=6,
@@ -108,6 +115,7 @@ def test_every_field_reaches_its_part(get_config):
       ),
       stop='none',
       batch_size=2,
+      mesh=MeshConfig(2, 4, 'replicate', 'split'),
       cache_dir='/some/cache',
   )
 

@@ -13,6 +13,7 @@ from speculative import config as config_lib
 from speculative import run
 from speculative.bench import bandwidth
 from speculative.checkpoints import pretrained
+from speculative.tasks import plan
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _NAMES = sorted(
@@ -24,6 +25,7 @@ _NAMES = sorted(
 _KEYS = {
     'generate': {'decode/tokens_per_s', 'decode/tokens_per_round'},
     'benchmark': {'rows'},
+    'plan': {'plan/all_reduces_per_round', 'plan/hbm_per_chip_gib', 'rows'},
     'verify': {'verify/passed', 'verify/cases', 'lossless/greedy_equal'},
 }
 # Settings that only make a run longer.
@@ -110,16 +112,21 @@ def test_every_variant_parses_without_opening_a_model(
       pretrained, 'open_pretrained', lambda *a, **k: pytest.fail('opened')
   )
   config = _module(name).get_config(variant)
+  assert config.task in run._TASKS
+  if config.task == 'plan':
+    models = plan.shapes(config)
+    assert models['draft'].num_layers < models['target'].num_layers
+    return
   parsed = config_lib.parse(config)
   assert parsed.target
-  assert config.task in run._TASKS
   assert config_lib.load_prompts(config)
 
 
 @pytest.mark.parametrize('name', _NAMES)
 def test_tiny_needs_no_download(name):
   config = _module(name).get_config('tiny')
-  assert config.target.model.startswith('random://')
+  if config.task != 'plan':
+    assert config.target.model.startswith('random://')
   assert not config.drafter.model or config.drafter.model.startswith('random:')
 
 

@@ -5,6 +5,7 @@ model that no memory here could hold.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -131,3 +132,19 @@ def carry(
         cache=cache(drafter_state.cache, draft.placement)
     )
   return Carry(state=state, drafter_state=drafter_state)
+
+
+def num_bytes(tree: Any) -> int:
+  """Returns what structs take on one device.
+
+  Args:
+    tree: of structs, with or without shardings.
+  """
+
+  def one(x: Struct) -> int:
+    shape = x.shape
+    if x.sharding is not None:
+      shape = x.sharding.shard_shape(shape)
+    return math.prod(shape) * x.dtype.itemsize
+
+  return sum(map(one, jax.tree.leaves(tree)))

@@ -141,16 +141,22 @@ def _commit() -> str:
   return said.stdout.strip()
 
 
-def environment(model: api.LanguageModel) -> dict[str, Any]:
-  """Returns the env/* keys of a run."""
-  devices = jax.devices()
+def versions() -> dict[str, Any]:
+  """Returns the env/* keys that have nothing to do with devices."""
   return {
       'env/jax': jax.__version__,
       'env/jaxlib': jaxlib.__version__,
-      'env/device_kind': devices[0].device_kind,
-      'env/device_count': len(devices),
       'env/cpu_count': os.cpu_count(),
-      'env/dtype': model.precision.dtype,
       'env/commit': _commit(),
       'env/date': time.strftime('%Y-%m-%d'),
+  }
+
+
+def environment(model: api.LanguageModel) -> dict[str, Any]:
+  """Returns the env/* keys of a run."""
+  devices = jax.devices()
+  return versions() | {
+      'env/device_kind': devices[0].device_kind,
+      'env/device_count': len(devices),
+      'env/dtype': model.precision.dtype,
   }

@@ -1,0 +1,278 @@
+"""Task `plan`: what a pod would do, by its real compiler, without the pod.
+
+Compiles prefill, draft step, verify pass and a whole round for the devices of a
+topology, and says how much memory they take, which collectives they run, and
+how long a token would take plain and speculatively. `config.plan.topology` is a
+TPU slice (`v4:2x2x4`; needs libtpu) or `cpu:N`, whose compiler counts as well
+but has no latency model.
+"""
+
+import dataclasses
+import pathlib
+import re
+import time
+
+from absl import logging
+import jax
+from ml_collections import config_dict
+
+from speculative import calibration
+from speculative import chips
+from speculative import config as config_lib
+from speculative import sharding
+from speculative import topology
+from speculative.checkpoints import pretrained
+from speculative.errors import UserError
+from speculative.models import precision as precision_lib
+from speculative.models.config import TransformerConfig
+from speculative.models.transformer import Transformer
+from speculative.planning import plan as plan_lib
+from speculative.planning import programs
+from speculative.planning.programs import Setting
+from speculative.sharding import MeshConfig
+from speculative.tasks import plan_report
+from speculative.tasks import results
+from speculative.tasks.results import TaskResult
+
+_CPU = re.compile(r'cpu:([1-9]\d{0,3})')
+# Rates at which the report says what to expect.
+_ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+ACCOUNTS = ('none', 'chen2023')
+
+
+def _shapes(
+    name: str, given: config_dict.ConfigDict, reference: str, cache_dir: str
+) -> TransformerConfig:
+  """Returns a model's shapes, from the config or from a checkpoint."""
+  fields = given.to_dict()
+  if not fields and not reference:
+    raise UserError(
+        f'the plan needs the shapes of the {name}: set config.plan.{name} to '
+        f'fields of TransformerConfig, or config.{_OF[name]} to a checkpoint.'
+    )
+  if not fields:
+    opened = pretrained.open_pretrained(reference, cache_dir=cache_dir or None)
+    return opened.config
+  try:
+    return TransformerConfig(**fields)
+  except TypeError as error:
+    raise UserError(f'config.plan.{name}: {error}.') from error
+
+
+_OF = {'target': 'target.model', 'draft': 'drafter.model'}
+
+
+def _devices(name: str) -> tuple[list[jax.Device], chips.Chip | None]:
+  """Returns the devices to compile for, and what is known of their chip."""
+  match = _CPU.fullmatch(name)
+  if not match:
+    found = topology.devices(name)
+    return list(found.reshape(-1)), chips.find(name)
+  num = int(match[1])
+  # Has an effect only where no backend has been started yet.
+  jax.config.update('jax_num_cpu_devices', num)
+  found = jax.devices('cpu')
+  if len(found) < num:
+    raise UserError(
+        f'config.plan.topology is {name!r}, but jax has started with '
+        f'{len(found)} CPU devices; plan in a process of its own.'
+    )
+  return found[:num], None
+
+
+def _check(config: config_dict.ConfigDict) -> None:
+  plan = config.plan
+  for name, least in (('batch', 1), ('prompt_len', 1), ('context', 2)):
+    if plan[name] < least:
+      raise UserError(
+          f'config.plan.{name} needs to be >= {least}, got {plan[name]}.'
+      )
+  if plan.prompt_len > plan.context:
+    raise UserError(
+        f'config.plan.prompt_len={plan.prompt_len} is longer than '
+        f'config.plan.context={plan.context}; lower it.'
+    )
+  if not 0 <= plan.acceptance_rate <= 1:
+    raise UserError(
+        'config.plan.acceptance_rate needs to be in [0, 1], got '
+        f'{plan.acceptance_rate}.'
+    )
+  for name in ('collective_latency_us', 'measured_plain_ms'):
+    if plan[name] < 0:
+      raise UserError(f'config.plan.{name} needs to be >= 0, got {plan[name]}.')
+  if plan.account not in ACCOUNTS:
+    raise UserError(
+        f'config.plan.account is {plan.account!r}; known: '
+        f'{", ".join(ACCOUNTS)}.'
+    )
+  most = plan_lib.MOST_DRAFT_TOKENS
+  if not 1 <= config.decode.num_draft_tokens <= most:
+    raise UserError(
+        f'config.decode.num_draft_tokens needs to be in 1 to {most} for a '
+        f'plan, got {config.decode.num_draft_tokens}.'
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Models:
+  """What is planned, before a layout of the draft is chosen.
+
+  Attributes:
+    target: shapes.
+    draft: shapes.
+    mesh: of the devices.
+    mesh_config: how sizes that do not divide and logits are treated.
+    precision: of both.
+    config: of the run.
+  """
+
+  target: TransformerConfig
+  draft: TransformerConfig
+  mesh: jax.sharding.Mesh
+  mesh_config: MeshConfig
+  precision: precision_lib.Precision
+  config: config_dict.ConfigDict
+
+  def _model(self, name: str, shards: int) -> Transformer:
+    config = {'target': self.target, 'draft': self.draft}[name]
+    placement = sharding.place(
+        self.mesh,
+        config.axis_sizes,
+        name=name,
+        shards=shards,
+        indivisible=self.mesh_config.indivisible,
+        logits=self.mesh_config.logits,
+    )
+    # Scanned layers compile in a time that does not grow with their number.
+    return Transformer(config, self.precision, 'scanned', placement=placement)
+
+  def setting(self, shards: int) -> Setting:
+    """Returns what is decoded with the draft over a number of devices."""
+    return Setting(
+        target=self._model('target', 0),
+        draft=self._model('draft', shards),
+        num_draft_tokens=self.config.decode.num_draft_tokens,
+        batch=self.config.plan.batch,
+        prompt_len=self.config.plan.prompt_len,
+        context=self.config.plan.context,
+    )
+
+
+def shapes(config: config_dict.ConfigDict) -> dict[str, TransformerConfig]:
+  """Checks config.plan and returns the shapes of 'target' and 'draft'.
+
+  Raises:
+    UserError: Naming the field.
+  """
+  _check(config)
+  return {
+      name: _shapes(name, config.plan[name], reference, config.cache_dir)
+      for name, reference in (
+          ('target', config.target.model),
+          ('draft', config.drafter.model),
+      )
+  }
+
+
+def _open(config: config_dict.ConfigDict) -> tuple[_Models, chips.Chip | None]:
+  """Checks the config and finds shapes and devices."""
+  mesh_config = config_lib.parse_mesh(config)
+  models = shapes(config)
+  devices, chip = _devices(config.plan.topology)
+  if mesh_config.data * mesh_config.model != len(devices):
+    raise UserError(
+        f'config.mesh.data={mesh_config.data} times config.mesh.model='
+        f'{mesh_config.model} needs to be the {len(devices)} devices of '
+        f'{config.plan.topology}.'
+    )
+  mesh = sharding.make_mesh(
+      mesh_config.data, mesh_config.model, devices=devices
+  )
+  platform = 'cpu' if chip is None else 'tpu'
+  precision = precision_lib.choose(config.target.dtype, platform=platform)
+  return (
+      _Models(
+          **models,
+          mesh=mesh,
+          mesh_config=mesh_config,
+          precision=precision,
+          config=config,
+      ),
+      chip,
+  )
+
+
+def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
+  """Compiles for a topology and predicts.
+
+  Args:
+    config: of the run.
+    path: of the workdir; plan.md gets the report.
+
+  Returns:
+    The TaskResult.
+
+  Raises:
+    UserError: Before anything is compiled or written: for a topology that does
+      not exist, sizes that do not divide, or models that do not fit.
+  """
+  started = time.perf_counter()
+  models, chip = _open(config)
+  setting = models.setting(config.drafter.shards)
+  if chip is not None:
+    plan_lib.check_fits(setting, chip)
+  workdir = results.Workdir(path, config)
+
+  def compiled(make, **cost):
+    program = make(setting)
+    logging.info('%s: compiled in %.0f s', program.name, program.compile_s)
+    return lambda machine: plan_lib.cost(
+        program, setting=setting, machine=machine, **cost
+    )
+
+  size = setting.target.placement.model_size
+  positions = setting.num_draft_tokens + 1
+  of_target = {'config': models.target, 'shards': size}
+  plain = compiled(programs.plain, positions=1, **of_target)
+  machine = plan_lib.make_machine(
+      chip,
+      plain,
+      collective_latency_us=config.plan.collective_latency_us,
+      measured_plain_ms=config.plan.measured_plain_ms,
+  )
+  verify = compiled(programs.verify, positions=positions, **of_target)
+  whole = compiled(programs.whole_round, positions=positions, **of_target)
+  prefill = compiled(
+      programs.prefill, positions=setting.prompt_len, **of_target
+  )
+  layouts = plan_lib.draft_layouts(setting, models.setting, machine)
+  plan = plan_report.Plan(
+      setting=setting,
+      chip=chip,
+      machine=machine,
+      topology=config.plan.topology,
+      acceptance=config.plan.acceptance_rate,
+      plain=plain(machine),
+      verify=verify(machine),
+      whole=whole(machine),
+      prefill=prefill(machine),
+      layouts=tuple(layouts),
+      acceptances=_ACCEPTANCES,
+  )
+  found = plan_report.values(plan)
+  found['plan/seconds'] = round(time.perf_counter() - started, 1)
+  devices = models.mesh.devices.reshape(-1)
+  found |= results.versions() | {
+      'env/device_kind': devices[0].device_kind,
+      'env/device_count': len(devices),
+      'env/dtype': models.precision.dtype,
+  }
+  for row in found['rows']:
+    workdir.metric(row)
+  text = plan_report.render(plan)
+  if config.plan.account == 'chen2023':
+    text += '\n' + calibration.render(calibration.account())
+  results.write_text(workdir.path / 'plan.md', text)
+  workdir.finish(found)
+  print(text, end='')
+  return TaskResult(found)

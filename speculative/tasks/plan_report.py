@@ -1,0 +1,240 @@
+"""What task `plan` found, as keys and as tables."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Any
+
+from speculative import chips
+from speculative import latency
+from speculative.bench import report
+from speculative.planning import plan as plan_lib
+from speculative.planning.plan import Choice
+from speculative.planning.plan import Cost
+from speculative.planning.plan import Layout
+from speculative.planning.programs import Setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Everything a report is made of.
+
+  Attributes:
+    setting: what is decoded, with the draft as the config lays it out.
+    chip: None where there is no latency model.
+    machine: likewise.
+    topology: name of the devices.
+    acceptance: i.i.d. rate the plan is for.
+    plain: a step of plain decoding.
+    verify: the pass over K + 1 tokens.
+    whole: a round.
+    prefill: reading the prompts.
+    layouts: ways to lay the draft out, with the cost of a draft step.
+    acceptances: rates to say more about.
+  """
+
+  setting: Setting
+  chip: chips.Chip | None
+  machine: latency.Machine | None
+  topology: str
+  acceptance: float
+  plain: Cost
+  verify: Cost
+  whole: Cost
+  prefill: Cost
+  layouts: tuple[tuple[Layout, Cost], ...]
+  acceptances: tuple[float, ...]
+
+  @property
+  def draft(self) -> Cost:
+    """A draft step in the layout that the config names."""
+    shards = self.setting.draft.placement.model_size
+    return next(c for layout, c in self.layouts if layout.shards == shards)
+
+  @property
+  def fastest(self) -> Layout:
+    """The layout whose draft step is predicted to be fastest."""
+    return min((l for l, _ in self.layouts), key=lambda l: l.draft_ms)
+
+  @property
+  def memory_gib(self) -> float:
+    """Of the program that needs most, on one device."""
+    costs = (self.plain, self.verify, self.whole, self.prefill)
+    return max(c.program.memory_bytes for c in costs) / 2**30
+
+  @functools.cached_property
+  def verify_ms(self) -> list[float]:
+    """Of a pass over K + 1 tokens, for K = 1, 2, ..."""
+    return [
+        latency.estimate(
+            plan_lib.with_positions(
+                self.verify,
+                self.plain,
+                measured=self.setting.num_draft_tokens + 1,
+                positions=k + 1,
+            ),
+            self.machine,
+        ).total_ms
+        for k in range(1, plan_lib.MOST_DRAFT_TOKENS + 1)
+    ]
+
+  def choice(self, acceptance: float) -> Choice:
+    """Returns what to expect at an acceptance rate."""
+    return plan_lib.choose(
+        acceptance,
+        plain_ms=self.plain.time.total_ms,
+        draft_ms=self.draft.time.total_ms,
+        verify_ms=self.verify_ms,
+    )
+
+  @property
+  def round_ms(self) -> float:
+    """K draft steps and the verify pass."""
+    num = self.setting.num_draft_tokens
+    return num * self.draft.time.total_ms + self.verify.time.total_ms
+
+
+def values(plan: Plan) -> dict[str, Any]:
+  """Returns the plan/* keys of a plan."""
+  found = {
+      'plan/topology': plan.topology,
+      'plan/num_devices': plan.setting.target.placement.mesh.size,
+      'plan/num_draft_tokens': plan.setting.num_draft_tokens,
+      'plan/hbm_per_chip_gib': plan.memory_gib
+      * (1 if plan.chip is None else plan.chip.num_devices),
+      'plan/all_reduces_per_round': plan_lib.layer_all_reduces(
+          plan.whole.program
+      ),
+      'plan/sampling_collective_bytes': plan_lib.sampling_bytes(
+          plan.whole.program
+      ),
+      'plan/collectives_per_round': plan.whole.num_collectives,
+      'plan/collective_bytes_per_round': plan.whole.collective_bytes,
+      'rows': _rows(plan),
+  }
+  if plan.machine is None:
+    return found
+  choice = plan.choice(plan.acceptance)
+  return found | {
+      'plan/fits': plan.memory_gib <= plan.chip.hbm_gib / plan.chip.num_devices,
+      'plan/plain_ms_per_token': plan.plain.time.total_ms,
+      'plan/floor_ms': plan.plain.time.hbm_ms,
+      'plan/draft_ms': plan.draft.time.total_ms,
+      'plan/verify_ms': plan.verify.time.total_ms,
+      'plan/round_ms': plan.round_ms,
+      'plan/acceptance_rate': plan.acceptance,
+      'plan/speedup': choice.speedups[plan.setting.num_draft_tokens],
+      'plan/best_k': choice.best_k,
+      'plan/best_speedup': choice.speedups[choice.best_k],
+      'plan/fastest_draft_shards': plan.fastest.shards,
+      'plan/collective_latency_us': 1e6 * plan.machine.collective_latency_s,
+  }
+
+
+def _rows(plan: Plan) -> list[dict[str, Any]]:
+  rows = []
+  for layout, cost in plan.layouts:
+    rows.append(_row(f'draft step over {layout.shards}', cost))
+  for cost in (plan.plain, plan.verify, plan.whole, plan.prefill):
+    rows.append(_row(cost.program.name, cost))
+  return rows
+
+
+def _row(name: str, cost: Cost) -> dict[str, Any]:
+  program = cost.program
+  row = {
+      'row/name': name,
+      'plan/memory_gib': program.memory_bytes / 2**30,
+      'plan/argument_gib': program.argument_bytes / 2**30,
+      'plan/collectives': cost.num_collectives,
+      'plan/collective_bytes': cost.collective_bytes,
+      'plan/hbm_bytes': cost.work.hbm_bytes,
+      'plan/flops': cost.work.flops,
+      'plan/compile_s': round(program.compile_s, 1),
+  }
+  # A round's time is that of its parts; these passes are one model's.
+  if cost.time is not None and program.name not in ('round', 'prefill'):
+    row |= {
+        'plan/ms': cost.time.total_ms,
+        'plan/hbm_ms': cost.time.hbm_ms,
+        'plan/flops_ms': cost.time.flops_ms,
+        'plan/collectives_ms': cost.time.collectives_ms,
+    }
+  return row
+
+
+def render(plan: Plan) -> str:
+  """Returns the report as Markdown."""
+  parts = [_title(plan), _programs(plan)]
+  if plan.machine is not None:
+    parts += [_choices(plan), _advice(plan)]
+  return '\n\n'.join(parts) + '\n'
+
+
+def _title(plan: Plan) -> str:
+  setting = plan.setting
+  mesh = dict(setting.target.placement.mesh.shape)
+  return (
+      f'{plan.topology}, mesh {mesh}, batch {setting.batch}, context '
+      f'{setting.context}, K = {setting.num_draft_tokens}; numbers of one '
+      'device.'
+  )
+
+
+def _programs(plan: Plan) -> str:
+  header = ['program', 'GiB', 'collectives', 'their MB', 'HBM GB', 'GFLOP']
+  header += [] if plan.machine is None else ['HBM ms', 'links ms', 'ms']
+  cells = []
+  for row in _rows(plan):
+    line = [
+        row['row/name'],
+        row['plan/memory_gib'],
+        row['plan/collectives'],
+        row['plan/collective_bytes'] / 1e6,
+        row['plan/hbm_bytes'] / 1e9,
+        row['plan/flops'] / 1e9,
+    ]
+    if plan.machine is not None:
+      line += [
+          row.get(f'plan/{name}', '') for name in ('hbm_ms', 'collectives_ms')
+      ]
+      line.append(row.get('plan/ms', ''))
+    cells.append(line)
+  return report.table(header, cells)
+
+
+def _choices(plan: Plan) -> str:
+  columns: Sequence[int] = (1, 2, 3, 4, 6, 8)
+  rates = sorted({plan.acceptance, *plan.acceptances})
+  cells = []
+  for rate in rates:
+    choice = plan.choice(rate)
+    cells.append(
+        [f'{rate:.2f}']
+        + [choice.speedups[k] for k in columns]
+        + [choice.best_k, choice.speedups[choice.best_k]]
+    )
+  header = ['acceptance', *(f'K = {k}' for k in columns), 'best K', 'speed-up']
+  return report.table(header, cells)
+
+
+def _advice(plan: Plan) -> str:
+  room = plan.chip.hbm_gib / plan.chip.num_devices
+  fits = 'fits' if plan.memory_gib <= room else 'does not fit'
+  layout = plan.fastest
+  where = (
+      'whole on every device'
+      if layout.shards == 1
+      else f'over {layout.shards} devices'
+  )
+  latency_us = 1e6 * plan.machine.collective_latency_s
+  in_layers = plan_lib.layer_all_reduces(plan.whole.program)
+  sampling = plan_lib.sampling_bytes(plan.whole.program)
+  return (
+      f'Plain {plan.plain.time.total_ms:.2f} ms a token (floor '
+      f'{plan.plain.time.hbm_ms:.2f}), a round {plan.round_ms:.2f} ms with '
+      f'{in_layers} all-reduces in layers and {sampling} bytes exchanged for '
+      f'sampling. {plan.memory_gib:.2f} GiB {fits} into {room:g} GiB. The '
+      f'draft is fastest {where}: {layout.draft_ms:.2f} ms a step. One '
+      f'collective is taken to cost {latency_us:.1f} us beside its bytes.'
+  )

@@ -1,0 +1,155 @@
+"""Plans for eight CPU devices, and what they refuse."""
+
+import importlib
+import json
+import pathlib
+
+import pytest
+
+from speculative import chips
+from speculative.errors import UserError
+from speculative.tasks import plan
+
+_ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def get_plan(monkeypatch):
+  """Returns the tiny plan of Chinchilla with fields replaced."""
+  monkeypatch.syspath_prepend(str(_ROOT))
+  module = importlib.import_module('configs.chinchilla_70b')
+
+  def call(**fields):
+    config = module.get_config('tiny')
+    config.update_from_flattened_dict(
+        {name.replace('__', '.'): value for name, value in fields.items()}
+    )
+    return config
+
+  return call
+
+
+@pytest.fixture(scope='module')
+def found(tmp_path_factory):
+  """Results of the tiny plan, and the folder they are in."""
+  path = tmp_path_factory.mktemp('plan') / 'run'
+  with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(_ROOT))
+    module = importlib.import_module('configs.chinchilla_70b')
+    result = plan.run(module.get_config('tiny'), path)
+  return result.results, path
+
+
+@pytest.mark.slow
+def test_a_round_has_two_all_reduces_a_layer(found):
+  results, _ = found
+  # Three layers of the target, one of the draft, four draft passes.
+  assert results['plan/all_reduces_per_round'] == 2 * 3 + 2 * 1 * 4
+
+
+@pytest.mark.slow
+def test_every_program_and_layout_is_counted(found):
+  results, path = found
+  rows = {row['row/name']: row for row in results['rows']}
+  assert set(rows) == {
+      'draft step over 1',
+      'draft step over 2',
+      'draft step over 4',
+      'draft step over 8',
+      'plain',
+      'verify',
+      'round',
+      'prefill',
+  }
+  # Two in the layer, one of the embedding, one of the logits.
+  assert rows['draft step over 8']['plan/collectives'] == 4
+  assert rows['draft step over 1']['plan/collectives'] == 0
+  # Logits of five tokens, and of one in each of four draft passes.
+  assert results['plan/sampling_collective_bytes'] == 4 * 512 * (5 + 4)
+  assert results['plan/topology'] == 'cpu:8'
+  assert json.loads((path / 'results.json').read_text()) == results
+  assert 'draft step over 8' in (path / 'plan.md').read_text()
+  # There is no latency model of a CPU, and nothing pretends to one.
+  assert 'plan/plain_ms_per_token' not in results
+  assert 'plan/ms' not in rows['plain']
+
+
+@pytest.mark.slow
+def test_a_device_holds_its_share(found):
+  results, _ = found
+  rows = {row['row/name']: row for row in results['rows']}
+  shares = [
+      rows[f'draft step over {n}']['plan/hbm_bytes'] for n in (1, 2, 4, 8)
+  ]
+  assert shares == [shares[0] / n for n in (1, 2, 4, 8)]
+
+
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        ({'plan__topology': 'v4'}, "topology 'v4' is not of the form"),
+        ({'plan__topology': 'v9:2x2'}, 'unknown generation'),
+        ({'mesh__model': 4}, 'mesh.model=4 needs to be the 8 devices'),
+        (
+            {'plan__target.num_heads': 12, 'plan__target.num_kv_heads': 4},
+            'heads=12 of the target',
+        ),
+        ({'plan__draft.mlp_dim': 20}, 'mlp=20 of the draft'),
+        ({'drafter__shards': 3}, 'shards is 3'),
+        ({'plan__batch': 0}, 'plan.batch needs to be >= 1'),
+        ({'plan__prompt_len': 64}, 'prompt_len=64 is longer than'),
+        ({'plan__acceptance_rate': 1.5}, r'needs to be in \[0, 1\]'),
+        ({'plan__measured_plain_ms': -1.0}, 'measured_plain_ms needs'),
+        ({'plan__account': 'mine'}, "account is 'mine'"),
+        ({'decode__num_draft_tokens': 0}, 'num_draft_tokens needs'),
+    ],
+)
+def test_what_cannot_be_planned_is_named(get_plan, tmp_path, fields, message):
+  with pytest.raises(UserError, match=message):
+    plan.run(get_plan(**fields), tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_models_without_shapes_are_named(get_plan, tmp_path):
+  config = get_plan()
+  config.unlock()
+  config.plan.draft = {}
+  with pytest.raises(UserError, match='config.drafter.model to a checkpoint'):
+    plan.run(config, tmp_path / 'run')
+
+
+def test_models_that_do_not_fit_are_refused_with_what_would_hold_them(
+    get_plan, tmp_path, monkeypatch
+):
+  devices, _ = plan._devices('cpu:8')
+  chip = chips.find('v5e')
+  monkeypatch.setattr(plan, '_devices', lambda name: (devices, chip))
+  config = get_plan(plan__context=2**20, plan__batch=2**10)
+  with pytest.raises(
+      UserError, match=r'need \d+\.\d GiB a device, .* than the 16 of v5e; some'
+  ):
+    plan.run(config, tmp_path / 'run')
+
+
+@pytest.mark.slow
+def test_a_predicted_time_follows_from_the_counts(
+    get_plan, tmp_path, monkeypatch
+):
+  """On devices that are said to be v5e chips."""
+  devices, _ = plan._devices('cpu:8')
+  chip = chips.find('v5e')
+  monkeypatch.setattr(plan, '_devices', lambda name: (devices, chip))
+  config = get_plan(plan__measured_plain_ms=1.0, plan__account='chen2023')
+  results = plan.run(config, tmp_path / 'run').results
+  assert results['plan/plain_ms_per_token'] == pytest.approx(1.0)
+  assert results['plan/fits'] is True
+  # Six in layers, the embedding's and the logits' take nearly all of it.
+  assert results['plan/collective_latency_us'] == pytest.approx(125, rel=0.01)
+  # Half of that for a draft of one layer; whole on every device it has none.
+  assert results['plan/draft_ms'] == pytest.approx(0.5, rel=0.02)
+  assert results['plan/fastest_draft_shards'] == 1
+  assert results['plan/round_ms'] == pytest.approx(
+      4 * results['plan/draft_ms'] + results['plan/verify_ms']
+  )
+  text = (tmp_path / 'run/plan.md').read_text()
+  assert '0.851' in text, 'the acceptance that HumanEval implies'
