@@ -66,6 +66,10 @@ def get_config() -> config_dict.ConfigDict:
   config.decode.min_new_tokens = 0
   # Texts that end a row; its text is cut before them.
   config.decode.stop_strings = ()
+  # 'chosen' writes the target's log-probability of every token to
+  # outputs.jsonl; so does a number of its likeliest, at most 20, with theirs.
+  config.decode.log_probs = 'none'
+  config.decode.num_top_log_probs = 0
   # How sampled drafts are verified: 'token' by token, or as a 'block'.
   config.decode.verification = 'token'
   # 'eos' ends a row at the checkpoint's end tokens, 'none' at the limit only.

@@ -11,6 +11,7 @@ import os
 
 from speculative import sharding
 from speculative.checkpoints import pretrained
+from speculative.drafting import config as drafter_config
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.language_model import LanguageModel
@@ -82,8 +83,7 @@ def open_model(
     UserError: If a reference cannot be resolved, a setting is wrong, or the
       draft model has another tokenizer.
   """
-  if isinstance(drafter, str):
-    drafter = DrafterConfig(kind=drafter)
+  drafter = drafter_config.named(drafter)
   if layers not in LAYOUTS:
     raise UserError(
         f'layers is {layers!r}; it needs to be one of {", ".join(LAYOUTS)}.'

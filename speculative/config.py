@@ -154,6 +154,10 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
           rounds_per_call=_int32(
               'decode.rounds_per_call', decode.rounds_per_call
           ),
+          log_probs=decode.log_probs,
+          num_top_log_probs=_int32(
+              'decode.num_top_log_probs', decode.num_top_log_probs
+          ),
       ),
       stop=_one_of('decode.stop', decode.stop, STOPS),
       batch_size=_at_least('decode.batch_size', decode.batch_size, 1),

@@ -15,6 +15,7 @@ from speculative.decoding.engine import Engine
 from speculative.decoding.engine import Generation
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting import config as drafter_config
 from speculative.drafting import lm
 from speculative.drafting import lookup
 from speculative.drafting.config import DrafterConfig
@@ -27,8 +28,6 @@ from speculative.sharding import Placement
 from speculative.tokenizer import base
 from speculative.tokenizer import chat
 from speculative.tokenizer import text_stream
-
-_DECODE_FIELDS = frozenset(f.name for f in dataclasses.fields(DecodeConfig))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +128,9 @@ class LanguageModel:
     Raises:
       UserError: If the drafter needs a draft model that was not loaded.
     """
-    if isinstance(drafter, str):
-      drafter = DrafterConfig(kind=drafter)
-    drafter = drafter or self._drafter
+    if drafter is None:
+      drafter = self._drafter
+    drafter = drafter_config.named(drafter)
     if drafter not in self._engines:
       self._engines[drafter] = Engine(self._step(drafter), self.load_weights())
     return self._engines[drafter]
@@ -247,7 +246,14 @@ class LanguageModel:
     Raises:
       UserError: For a prompt or a setting that cannot be used.
     """
-    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    if drafter is not None:
+      drafter = drafter_config.named(drafter)
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    if not _is_list(prompts):
+      raise UserError(
+          f'prompts are {prompts!r}; they need to be a text, or a list of '
+          'texts or of lists of token ids.'
+      )
     ids = [self._ids(p, chat_template) for p in prompts]
     configs = self.decode_configs(len(ids), rows=rows, **decode)
     self.check(ids, configs)
@@ -279,19 +285,20 @@ class LanguageModel:
   def _ids(self, prompt: str | Sequence[int], chat_template: str) -> list[int]:
     if isinstance(prompt, str):
       return self.encode(prompt, chat_template=chat_template)
-    if not isinstance(prompt, Iterable):
+    if not _is_list(prompt):
       raise UserError(
           f'a prompt is {prompt!r}; it needs to be text or a list of token '
           'ids, so one prompt of ids is a list in a list.'
       )
+    ids = prompt.tolist() if hasattr(prompt, 'tolist') else list(prompt)
     # An embedding would quietly take the nearest row there is.
-    vocab_size = self.config.vocab_size
-    if wrong := [i for i in prompt if not 0 <= i < vocab_size]:
+    known = range(self.config.vocab_size)
+    if wrong := [i for i in ids if not config_lib.is_int(i) or i not in known]:
       raise UserError(
-          f'token id {wrong[0]} is outside the vocabulary of {vocab_size}; '
+          f'token id {wrong[0]!r} is outside the vocabulary of {len(known)}; '
           'give ids of this tokenizer.'
       )
-    return [int(i) for i in prompt]
+    return [int(i) for i in ids]
 
   def decode_configs(
       self,
@@ -316,13 +323,21 @@ class LanguageModel:
     """
     if rows is None:
       return config_lib.rows_of(self.decode_config(**decode), num_rows)
-    if len(rows) != num_rows:
+    listed = list(rows) if _is_list(rows) else []
+    if not listed or not all(isinstance(row, Mapping) for row in listed):
       raise UserError(
-          f'{num_rows} prompts need as many rows of settings, got {len(rows)}.'
+          f'rows are {rows!r}; they need to be a list with a mapping of '
+          'settings for every prompt.'
+      )
+    if len(listed) != num_rows:
+      raise UserError(
+          f'{num_rows} prompts need as many rows of settings, got '
+          f'{len(listed)}.'
       )
     configs = []
-    for index, row in enumerate(rows):
+    for index, row in enumerate(listed):
       try:
+        config_lib.check_names(row)
         configs.append(self.decode_config(**{**decode, **row}))
       except UserError as error:
         raise UserError(f'row {index}: {error}') from error
@@ -342,21 +357,17 @@ class LanguageModel:
     Raises:
       UserError: If a field is unknown or out of range.
     """
-    unknown = sorted(set(decode) - _DECODE_FIELDS)
-    if unknown:
-      raise UserError(
-          f'{unknown[0]!r} is no setting of decoding; known: '
-          f'{", ".join(sorted(_DECODE_FIELDS))}.'
-      )
+    config_lib.check_names(decode)
     decode.setdefault('stop_ids', self.tokenizer.eos_ids)
-    if not decode.get('max_seq_len'):
+    if decode.get('max_seq_len') in (None, 0):
       decode['max_seq_len'] = self.max_seq_len
-    if not 1 < decode['max_seq_len'] <= self.max_seq_len:
+    config = DecodeConfig(**decode)
+    if not 1 < config.max_seq_len <= self.max_seq_len:
       raise UserError(
-          f'max_seq_len is {decode["max_seq_len"]}, but this model was made '
+          f'max_seq_len is {config.max_seq_len}, but this model was made '
           f'for texts of 2 to {self.max_seq_len} tokens; choose one of these.'
       )
-    return DecodeConfig(**decode)
+    return config
 
   def check(
       self,
@@ -373,6 +384,13 @@ class LanguageModel:
       UserError: As `decoding.engine.check`.
     """
     engine.check(prompts, configs, vocab_size=self.config.vocab_size)
+
+
+def _is_list(value: object) -> bool:
+  """Tells what holds prompts, ids or rows from texts, mappings and numbers."""
+  return isinstance(value, Iterable) and not isinstance(
+      value, str | bytes | Mapping
+  )
 
 
 def _weights_of(drafter: DrafterConfig) -> tuple[str, int, str, int]:

@@ -1,7 +1,6 @@
-"""Settings of rows and stop strings, through `LanguageModel.generate`."""
+"""Settings of rows and of drafters, through `LanguageModel.generate`."""
 
 import dataclasses
-import itertools
 
 import pytest
 
@@ -16,17 +15,6 @@ _PROMPTS = [
     'xyzxyzxyzxyzxyzxyzxyzxyzxyzxyzxyzxyzx',
 ]
 _NEW = 16
-_PLAIN = DrafterConfig()
-# A token is a letter: no control characters, no halves of longer ones, no end.
-_LETTERS_ONLY = tuple((i, -100.0) for i in range(257) if not 0x61 <= i <= 0x7A)
-_SETTINGS = dict(
-    max_new_tokens=_NEW,
-    logit_bias=_LETTERS_ONLY,
-    temperature=0.8,
-    seed=5,
-    log_probs='chosen',
-    stop_ids=(),
-)
 
 
 @pytest.fixture(scope='module')
@@ -41,86 +29,20 @@ def unread() -> api.LanguageModel:
   return api.open_model('random://tiny', dtype='float32', drafter='lookup')
 
 
-@pytest.fixture(scope='module')
-def whole(model) -> api.Result:
-  """What is said where nothing stops it."""
-  return model.generate(_PROMPTS, **_SETTINGS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('streams', ['no', 'yes'])
-@pytest.mark.parametrize('rounds_per_call', [0, 1, 3])
-@pytest.mark.parametrize('drafter', [None, _PLAIN], ids=['lookup', 'plain'])
-def test_a_stop_string_cuts_text_tokens_and_log_probs_at_one_token(
-    model, whole, drafter, rounds_per_call, streams
-):
-  """The same cut, plain and speculative, streaming or not."""
-  for start, length in itertools.product((0, 4, 10), (1, 3, 6)):
-    stop = whole.texts[0][start : start + length]
-    pieces = {0: '', 1: ''}
-
-    def on_text(row: int, text: str, pieces=pieces) -> None:
-      pieces[row] += text
-
-    got = model.generate(
-        _PROMPTS,
-        drafter=drafter,
-        on_text=on_text if streams == 'yes' else None,
-        rounds_per_call=rounds_per_call,
-        stop_strings=(stop,),
-        **_SETTINGS,
-    )
-    for row, text in enumerate(whole.texts):
-      at = text.find(stop)
-      end = at + length if at >= 0 else _NEW
-      said = text[:at] if at >= 0 else text
-      assert got.texts[row] == said
-      if streams == 'yes':
-        assert pieces[row] == said
-      found, expected = got.generation, whole.generation
-      assert found.token_ids[row] == expected.token_ids[row][:end]
-      assert found.log_probs[row] == pytest.approx(
-          expected.log_probs[row][:end], abs=1e-4
-      )
-      assert found.reasons[row] == ('stop' if at >= 0 else 'length')
-
-
-@pytest.mark.slow
-def test_every_row_has_stop_strings_of_its_own(model, whole):
-  rows = [
-      {'stop_strings': (whole.texts[0][3:5],)},
-      {'stop_strings': (whole.texts[1][8:10], '??')},
-  ]
-  settings = {**_SETTINGS}
-  seed = settings.pop('seed')
-  got = model.generate(
-      _PROMPTS,
-      rows=[{**row, 'seed': seed + i} for i, row in enumerate(rows)],
-      **settings,
-  )
-  for row, text in enumerate(whole.texts):
-    stop = rows[row]['stop_strings'][0]
-    assert got.texts[row] == text[: text.index(stop)]
-
-
-@pytest.mark.slow
-def test_a_row_of_a_mixed_batch_is_what_it_is_alone(model):
-  rows = [
-      {'temperature': 0.0},
-      {'temperature': 0.7, 'top_p': 0.9, 'seed': 3},
-      {'temperature': 1.0, 'min_p': 0.02, 'presence_penalty': 1.0, 'seed': 4},
-  ]
-  prompts = [*_PROMPTS, _PROMPTS[0]]
-  together = model.generate(prompts, rows=rows, max_new_tokens=_NEW)
-  for row, settings in enumerate(rows):
-    alone = model.generate(prompts[row], max_new_tokens=_NEW, **settings)
-    assert alone.generation.token_ids[0] == together.generation.token_ids[row]
-    assert alone.texts[0] == together.texts[row]
-
-
 @pytest.mark.parametrize(
     'row, message',
     [
+        ({'temperature': -0.5}, 'temperature needs to be >= 0'),
+        ({'temperature': float('nan')}, 'temperature .*got nan'),
+        ({'temperature': '0.8'}, 'temperature needs to be a number'),
+        ({'top_p': 0.0}, r'top_p needs to be in \(0, 1\]'),
+        ({'top_p': 1.5}, r'top_p needs to be in \(0, 1\]'),
+        ({'seed': True}, 'seed needs to be a whole number'),
+        ({'min_new_tokens': -1}, r'min_new_tokens .*in \[0'),
+        ({'max_seq_len': 'x'}, 'max_seq_len needs to be a whole number'),
+        ({'log_probs': 'all'}, "log_probs needs to be 'none' or 'chosen'"),
+        ({'num_top_log_probs': 21}, r'num_top_log_probs .*in \[0, 20\]'),
+        ({1: 2}, '1 is no setting of decoding'),
         ({'presence_penalty': -2.5}, r'presence_penalty .*in \[-2, 2\]'),
         ({'frequency_penalty': 3.0}, r'frequency_penalty .*in \[-2, 2\]'),
         ({'repetition_penalty': -1.0}, 'repetition_penalty .*> 0'),
@@ -151,9 +73,24 @@ def test_there_is_a_row_of_settings_a_prompt(unread):
     unread.generate(_PROMPTS, rows=[{}])
 
 
-@pytest.mark.parametrize('name, value', [('max_seq_len', 64)])
+@pytest.mark.parametrize(
+    'rows', [{'top_k': 3}, 'ab', 5, [{}, None], [{}, ['top_k', 3]]], ids=str
+)
+def test_rows_of_settings_are_a_list_of_mappings(unread, rows):
+  with pytest.raises(UserError, match='need to be a list with a mapping'):
+    unread.generate(_PROMPTS, rows=rows)
+
+
+@pytest.mark.parametrize(
+    'name, value',
+    [
+        ('max_seq_len', 64),
+        ('log_probs', 'chosen'),
+        ('num_top_log_probs', 3),
+    ],
+)
 def test_what_the_batch_shares_cannot_differ(unread, name, value):
-  with pytest.raises(UserError, match=f'{name} needs to be the same'):
+  with pytest.raises(UserError, match=f'^row 1: {name} needs to be the same'):
     unread.generate(_PROMPTS, rows=[{}, {name: value}])
 
 
@@ -212,6 +149,8 @@ def test_layers_that_cannot_draft_are_refused(drafter, layers, message):
     [
         ({'rule': 'chunk'}, "verification is 'chunk'.*token, block"),
         ({'num_layers': -1}, 'num_layers is -1; it needs to be >= 0'),
+        ({'num_draft_tokens': '4'}, "num_draft_tokens .* is '4'.*whole number"),
+        ({'max_ngram': 2.0}, 'max_ngram .* is 2.0.*whole number'),
     ],
 )
 def test_a_wrong_drafter_is_refused(fields, message):

@@ -76,6 +76,8 @@ def test_every_field_reaches_its_part(get_config):
       'decode.max_seq_len': 100,
       'decode.batch_size': 2,
       'decode.rounds_per_call': 8,
+      'decode.log_probs': 'chosen',
+      'decode.num_top_log_probs': 5,
   }
   parsed = config_lib.parse(get_config(fields))
   assert parsed == config_lib.RunConfig(
@@ -108,6 +110,8 @@ def test_every_field_reaches_its_part(get_config):
           seed=5,
           max_seq_len=100,
           rounds_per_call=8,
+          log_probs='chosen',
+          num_top_log_probs=5,
       ),
       stop='none',
       batch_size=2,

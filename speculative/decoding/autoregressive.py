@@ -10,7 +10,7 @@ import jax
 from jax import numpy as jnp
 
 from speculative.decoding import adjust
-from speculative.decoding import loop
+from speculative.decoding import log_probs as log_probs_lib
 from speculative.decoding import sampling as sampling_lib
 from speculative.decoding import state as state_lib
 from speculative.decoding.loop import Carry
@@ -66,8 +66,8 @@ class Autoregressive:
         state_lib.next_positions(state, 1),
         use=sampling_lib.TARGET,
     )
-    decided = (token_B1, loop.log_probs_of(state, logits_B1V, token_B1))
-    token_B1, log_probs_B1 = self.model.placement.replicate(decided)
+    log_probs = log_probs_lib.of_tokens(state.log_probs, logits_B1V, token_B1)
+    token_B1, log_probs = self.model.placement.replicate((token_B1, log_probs))
     zero_B = jnp.zeros_like(state.seq_len_B)
     return Carry(
         state=state_lib.commit(
@@ -77,6 +77,6 @@ class Autoregressive:
             num_emitted_B=zero_B + 1,
             num_drafted_B=zero_B,
             num_tested_B=zero_B,
-            log_probs_BT=log_probs_B1,
+            log_probs=log_probs,
         )
     )

@@ -1,28 +1,39 @@
 """How one row is decoded, as a user says it, and as the device takes it."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
-import math
 
 import numpy as np
 
 from speculative.decoding.adjust import Adjustment
+from speculative.decoding.log_probs import MOST_TOP
 from speculative.decoding.logits import Warping
 from speculative.decoding.sampling import Sampling
 from speculative.errors import UserError
 
 LOG_PROBS = ('none', 'chosen')
+# Fields that have to be the same for all rows of a batch.
+_OF_THE_BATCH = (
+    'max_seq_len',
+    'rounds_per_call',
+    'log_probs',
+    'num_top_log_probs',
+)
 # Id lists are padded to a multiple of this, so that their length compiles
 # nothing new within it.
 _ID_BUCKET = 16
+# Factors and biases beyond these would leave float32 zero, infinite or NaN.
+_SMALLEST, _LARGEST = 1e-4, 1e4
 
 
-def _is_int(value: object) -> bool:
+def is_int(value: object) -> bool:
+  """Tells whole numbers, of numpy too, from all else; True is none."""
   return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:
-  return _is_int(value) or isinstance(value, float | np.floating)
+  return is_int(value) or isinstance(value, float | np.floating)
 
 
 def _is_list(value: object) -> bool:
@@ -31,14 +42,16 @@ def _is_list(value: object) -> bool:
 
 
 def _is_id(value: object) -> bool:
-  return _is_int(value) and 0 <= value < 2**31
+  return is_int(value) and 0 <= value < 2**31
 
 
 def _lacks(kind: type, name: str, value: object) -> str:
   """Returns what a value of a field's kind needs to be, '' where it is that."""
   if kind is int:
-    # Seeds wrap around; all others have to fit the device's integers.
-    fits = _is_int(value) and (name == 'seed' or abs(value) < 2**31)
+    if name == 'seed':
+      return '' if is_int(value) else 'a whole number'
+    # The device's integers.
+    fits = is_int(value) and abs(value) < 2**31
     return '' if fits else 'a whole number below 2**31'
   if kind is float:
     return '' if _is_number(value) else 'a number'
@@ -53,7 +66,7 @@ def _is_bias(pair: object) -> bool:
       and len(pair) == 2
       and _is_id(pair[0])
       and _is_number(pair[1])
-      and math.isfinite(pair[1])
+      and abs(pair[1]) <= _LARGEST
   )
 
 
@@ -78,7 +91,7 @@ class DecodeConfig:
     presence_penalty: taken off the logits of tokens in the output, in [-2, 2].
     frequency_penalty: taken off once for every occurrence, in [-2, 2].
     logit_bias: (token id, added to its logit) pairs.
-    seed: of the row.
+    seed: of the row; any whole number, of which the lowest 32 bits count.
     stop_ids: tokens that end the row and are its last.
     stop_strings: texts that end the row; its text is cut before them.
     max_seq_len: (batch) prompt and new tokens a row may have; longer prompts
@@ -87,6 +100,9 @@ class DecodeConfig:
       streaming; 0 runs to the end in one call.
     log_probs: (batch) 'chosen' records the target's log-probability of every
       emitted token, before any adjustment; 'none' does not.
+    num_top_log_probs: (batch) as many of the target's likeliest tokens are
+      recorded beside every emitted one, at most 20, and the emitted one's
+      log-probability with them, whatever log_probs is; 0 records none.
   """
 
   max_new_tokens: int = 128
@@ -105,6 +121,7 @@ class DecodeConfig:
   max_seq_len: int = 2048
   rounds_per_call: int = 0
   log_probs: str = 'none'
+  num_top_log_probs: int = 0
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
@@ -113,6 +130,11 @@ class DecodeConfig:
     for name, holds, need in self._ranges():
       if not holds:
         self._refuse(name, need)
+
+  @property
+  def recorded(self) -> str:
+    """What the device records of the target's law, of `log_probs.KINDS`."""
+    return 'top' if self.num_top_log_probs else self.log_probs
 
   def _refuse(self, name: str, need: str) -> None:
     raise UserError(
@@ -132,23 +154,24 @@ class DecodeConfig:
         ),
         (
             'temperature',
-            self.temperature == 0 or 1e-4 <= self.temperature < math.inf,
-            '>= 0 (0 is greedy), finite, and 0.0001 or more unless it is 0',
+            self.temperature == 0 or _SMALLEST <= self.temperature <= _LARGEST,
+            '>= 0 (0 is greedy), at most 10000, and 0.0001 or more unless it '
+            'is 0',
         ),
         ('top_k', self.top_k >= 0, '>= 0 (0 keeps all tokens)'),
         ('top_p', 0 < self.top_p <= 1, 'in (0, 1]'),
         ('min_p', 0 <= self.min_p <= 1, 'in [0, 1] (0 keeps all tokens)'),
         (
             'repetition_penalty',
-            0 < self.repetition_penalty < math.inf,
-            '> 0 (1 is off)',
+            _SMALLEST <= self.repetition_penalty <= _LARGEST,
+            '> 0 (1 is off), and from 0.0001 to 10000',
         ),
         ('presence_penalty', -2 <= self.presence_penalty <= 2, penalty),
         ('frequency_penalty', -2 <= self.frequency_penalty <= 2, penalty),
         (
             'logit_bias',
             all(map(_is_bias, self.logit_bias)),
-            'pairs of a token id >= 0 and a finite number',
+            'pairs of a token id >= 0 and a number in [-10000, 10000]',
         ),
         ('stop_ids', all(map(_is_id, self.stop_ids)), 'token ids >= 0'),
         (
@@ -162,6 +185,28 @@ class DecodeConfig:
             self.log_probs in LOG_PROBS,
             ' or '.join(map(repr, LOG_PROBS)),
         ),
+        (
+            'num_top_log_probs',
+            0 <= self.num_top_log_probs <= MOST_TOP,
+            f'in [0, {MOST_TOP}] (0 is off)',
+        ),
+    )
+
+
+def check_names(fields: Iterable[object]) -> None:
+  """Refuses names that are no fields of a DecodeConfig.
+
+  Args:
+    fields: names.
+
+  Raises:
+    UserError: Naming the first of them, and the fields there are.
+  """
+  known = {field.name for field in dataclasses.fields(DecodeConfig)}
+  if unknown := sorted(set(fields) - known, key=str):
+    raise UserError(
+        f'{unknown[0]!r} is no setting of decoding; known: '
+        f'{", ".join(sorted(known))}.'
     )
 
 
@@ -188,13 +233,14 @@ def rows_of(
     raise UserError(
         f'{num_rows} prompts need as many decode configs, got {len(rows)}.'
     )
-  for name in ('max_seq_len', 'rounds_per_call', 'log_probs'):
-    found = {getattr(row, name) for row in rows}
-    if len(found) > 1:
-      raise UserError(
-          f'{name} needs to be the same for all rows of a batch, got '
-          f'{sorted(found)}.'
-      )
+  for name in _OF_THE_BATCH:
+    values = [getattr(row, name) for row in rows]
+    for index, value in enumerate(values):
+      if value != values[0]:
+        raise UserError(
+            f'row {index}: {name} needs to be the same for all rows of a '
+            f'batch, got {value!r} where row 0 has {values[0]!r}.'
+        )
   return rows
 
 

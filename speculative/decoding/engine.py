@@ -16,6 +16,8 @@ import jax
 import numpy as np
 
 from speculative.decoding import config as config_lib
+from speculative.decoding import counts as counts_lib
+from speculative.decoding import log_probs as log_probs_lib
 from speculative.decoding import loop
 from speculative.decoding import state as state_lib
 from speculative.decoding.config import DecodeConfig
@@ -40,13 +42,15 @@ class Generation:
     reasons: 'stop' or 'length', a row.
     log_probs: of the new tokens, a row; None when not recorded.
     num_rounds: target passes of the batch.
-    rounds: target passes of every row while it was running.
-    drafted: drafted tokens of every row.
+    rounds: target passes that brought the tokens of every row.
+    drafted: drafted tokens of those passes, a row.
     tested: how often the drafted token of each place in a round was tested,
       [B, J].
     accepted: how often it was kept, [B, J].
     prefill_s: seconds to read the prompts.
     decode_s: seconds from there to the last token.
+    top_log_probs: (token id, log-probability) of the target's likeliest tokens
+      at every new token, a row, likeliest first; None when not recorded.
   """
 
   token_ids: list[list[int]]
@@ -59,6 +63,7 @@ class Generation:
   accepted: np.ndarray
   prefill_s: float
   decode_s: float
+  top_log_probs: list[list[list[tuple[int, float]]]] | None = None
 
   @property
   def num_tokens(self) -> int:
@@ -229,7 +234,7 @@ class Engine:
         *arguments,
         step=self.step,
         max_seq_len=max_seq_len,
-        log_probs=rows[0].log_probs,
+        log_probs=rows[0].recorded,
     )
 
   def warm_up(
@@ -241,7 +246,7 @@ class Engine:
 
     Args:
       prompts: a batch of the size and bucket to come.
-      config: how to decode; only max_new_tokens and log_probs matter.
+      config: how to decode; only max_new_tokens and what is recorded matter.
     """
     carry = self.start(prompts, config)
     carry = loop.run(
@@ -249,9 +254,9 @@ class Engine:
         carry=carry,
         num_rounds=self._put(np.int32(1)),
         step=self.step,
+        ended_B=self._put(np.zeros(self.num_rows(len(prompts)), bool)),
     )
-    ended_B = self._put(np.zeros(self.num_rows(len(prompts)), bool))
-    jax.block_until_ready(loop.finish(carry=carry, ended_B=ended_B))
+    jax.block_until_ready(carry)
 
   def generate(
       self,
@@ -286,28 +291,31 @@ class Engine:
       num_rounds = self._put(np.int32(per_call))
       carry = jax.block_until_ready(self.start(prompts, rows))
       read = time.perf_counter()
-      watch = _Watch([len(p) for p in prompts], on_tokens)
-      while True:
+      watch = _Watch(
+          [len(p) for p in prompts],
+          on_tokens,
+          num_rows=self.num_rows(len(prompts)),
+      )
+      done = watch.ended
+      while not done.all():
         carry = loop.run(
             weights=self.weights,
             carry=carry,
             num_rounds=num_rounds,
             step=self.step,
+            ended_B=self._put(watch.ended),
         )
         done = jax.device_get(carry.state.done_B)
         if on_tokens is not None:
-          ended = np.zeros_like(done)
-          ended[: len(prompts)] = watch.look(carry)
-          if (ended & ~done).any():
-            done = done | ended
-            carry = loop.finish(carry=carry, ended_B=self._put(ended))
-        if done.all():
-          break
+          watch.look(carry)
+          done = done | watch.ended
       ended_s = time.perf_counter()
       return _collect(
           carry,
           num_rows=len(prompts),
           kept=watch.kept,
+          num_draft_tokens=self.step.num_draft_tokens,
+          num_top=rows[0].num_top_log_probs,
           prefill_s=read - started,
           decode_s=ended_s - read,
       )
@@ -317,15 +325,25 @@ class _Watch:
   """Hands new tokens over as they come and remembers where rows were cut."""
 
   def __init__(
-      self, prompt_lens: Sequence[int], on_tokens: OnTokens | None
+      self,
+      prompt_lens: Sequence[int],
+      on_tokens: OnTokens | None,
+      *,
+      num_rows: int,
   ) -> None:
+    self._num_rows = num_rows
     self._seen = np.array(prompt_lens)
     self._on_tokens = on_tokens
     # New tokens that count, of rows that the host ended.
     self.kept: dict[int, int] = {}
 
-  def look(self, carry: Carry) -> np.ndarray:
-    """Looks at the rows' new tokens; returns which rows the host has ended."""
+  @property
+  def ended(self) -> np.ndarray:
+    """Which rows the host has ended, bool [B], those that fill the mesh too."""
+    return np.array([row in self.kept for row in range(self._num_rows)])
+
+  def look(self, carry: Carry) -> None:
+    """Hands over the rows' new tokens."""
     tokens, lens = jax.device_get(
         (carry.state.tokens_BS, carry.state.seq_len_B)
     )
@@ -338,7 +356,6 @@ class _Watch:
         if keep is not None:
           self.kept[row] = keep
     self._seen = lens
-    return np.array([row in self.kept for row in range(len(lens))])
 
 
 def _collect(
@@ -346,6 +363,8 @@ def _collect(
     *,
     num_rows: int,
     kept: dict[int, int],
+    num_draft_tokens: int,
+    num_top: int,
     prefill_s: float,
     decode_s: float,
 ) -> Generation:
@@ -359,12 +378,9 @@ def _collect(
           zip(state.prompt_len_B, state.seq_len_B, strict=True)
       )
   ]
-  log_probs = None
-  if state.log_probs_BS.shape[1]:
-    log_probs = [
-        state.log_probs_BS[row, start:end].tolist()
-        for row, (start, end) in enumerate(spans)
-    ]
+  counts = counts_lib.count(
+      state.origins, spans, num_draft_tokens=num_draft_tokens
+  )
   return Generation(
       token_ids=[
           state.tokens_BS[row, start:end].tolist()
@@ -374,12 +390,15 @@ def _collect(
           state_lib.REASONS[state_lib.STOP_ID if row in kept else reason]
           for row, reason in enumerate(state.reason_B)
       ],
-      log_probs=log_probs,
+      log_probs=log_probs_lib.chosen_lists(state.log_probs, spans),
+      top_log_probs=log_probs_lib.top_lists(
+          state.log_probs, spans, num_top=num_top
+      ),
       num_rounds=num_rounds,
-      rounds=state.counters.rounds_B,
-      drafted=state.counters.drafted_B,
-      tested=state.counters.tested_BJ,
-      accepted=state.counters.accepted_BJ,
+      rounds=counts.rounds,
+      drafted=counts.drafted,
+      tested=counts.tested,
+      accepted=counts.accepted,
       prefill_s=prefill_s,
       decode_s=decode_s,
   )

@@ -14,6 +14,8 @@ import flax.struct
 import jax
 from jax import numpy as jnp
 
+from speculative.decoding import counts
+from speculative.decoding import log_probs as log_probs_lib
 from speculative.decoding import state as state_lib
 from speculative.decoding.sampling import Sampling
 from speculative.decoding.state import DecodeState
@@ -147,13 +149,12 @@ def prefill(
     sampling: of every row.
     step: static.
     max_seq_len: static, S; at least T.
-    log_probs: static, 'chosen' to record them, 'none' not to.
+    log_probs: static, what to record, one of `log_probs.KINDS`.
 
   Returns:
     The Carry.
   """
   B, T = prompts_BT.shape
-  J = step.num_draft_tokens
   out = step.model.forward(
       weights.target,
       prompts_BT,
@@ -161,11 +162,8 @@ def prefill(
       features=step.features,
   )
 
-  # Every leaf its own buffer: the loop donates them one by one.
-  def zeros(*shape: int) -> jax.Array:
-    return jnp.zeros(shape, jnp.int32)
-
   done_B = prompt_len_B >= limit_B
+  # Every leaf its own buffer: the loop donates them one by one.
   state = DecodeState(
       tokens_BS=jnp.pad(prompts_BT, ((0, 0), (0, max_seq_len - T))),
       seq_len_B=prompt_len_B,
@@ -174,16 +172,11 @@ def prefill(
       done_B=done_B,
       reason_B=jnp.where(done_B, state_lib.LENGTH, state_lib.RUNNING),
       stop_ids_BE=stop_ids_BE,
-      log_probs_BS=jnp.zeros((B, max_seq_len if log_probs == 'chosen' else 0)),
+      log_probs=log_probs_lib.empty(log_probs, B, max_seq_len),
       cache=kv_cache.rollback(out.cache, prompt_len_B - 1),
       sampling=sampling,
-      counters=state_lib.Counters(
-          rounds_B=zeros(B),
-          drafted_B=zeros(B),
-          tested_BJ=zeros(B, J),
-          accepted_BJ=zeros(B, J),
-      ),
-      num_rounds=zeros(),
+      origins=counts.empty(B, max_seq_len),
+      num_rounds=jnp.zeros((), jnp.int32),
   )
   carry = step.init(weights, state, out.features, prompt_width=T)
   return _placed(step, carry)
@@ -203,7 +196,12 @@ def one_round(step: Step, weights: Weights, carry: Carry) -> Carry:
     jax.jit, static_argnames=('step',), donate_argnames=('carry',)
 )
 def run(
-    *, weights: Weights, carry: Carry, num_rounds: jax.Array, step: Step
+    *,
+    weights: Weights,
+    carry: Carry,
+    num_rounds: jax.Array,
+    step: Step,
+    ended_B: jax.Array | None = None,
 ) -> Carry:
   """Runs up to num_rounds rounds, or until every row is done.
 
@@ -214,11 +212,15 @@ def run(
     carry: from `prefill` or an earlier call.
     num_rounds: int32 scalar, traced.
     step: static.
+    ended_B: bool, rows that the host has ended: they emit nothing any more.
 
   Returns:
     The Carry.
   """
-  last_round = carry.state.num_rounds + num_rounds
+  state = carry.state
+  last_round = state.num_rounds + num_rounds
+  if ended_B is not None:
+    carry = carry.replace(state=state.replace(done_B=state.done_B | ended_B))
 
   def running(carry: Carry) -> jax.Array:
     state = carry.state
@@ -227,36 +229,3 @@ def run(
   return jax.lax.while_loop(
       running, lambda c: one_round(step, weights, c), carry
   )
-
-
-@functools.partial(jax.jit, donate_argnames=('carry',))
-def finish(*, carry: Carry, ended_B: jax.Array) -> Carry:
-  """Marks rows as done that the host has ended.
-
-  Donates `carry`.
-
-  Args:
-    carry: between two calls of `run`.
-    ended_B: bool.
-
-  Returns:
-    The Carry; those rows emit nothing any more.
-  """
-  done_B = carry.state.done_B | ended_B
-  return carry.replace(state=carry.state.replace(done_B=done_B))
-
-
-def log_probs_of(
-    state: DecodeState, logits_BTV: jax.Array, tokens_BT: jax.Array
-) -> jax.Array | None:
-  """Returns the log-probability [B, T] of tokens, if the rows record them.
-
-  Args:
-    state: says whether they do.
-    logits_BTV: float32, raw logits of the target.
-    tokens_BT: int32.
-  """
-  if state.log_probs_BS.shape[1] == 0:
-    return None
-  chosen_BT = jnp.take_along_axis(logits_BTV, tokens_BT[..., None], axis=-1)
-  return chosen_BT[..., 0] - jax.nn.logsumexp(logits_BTV, axis=-1)

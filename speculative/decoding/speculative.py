@@ -7,7 +7,7 @@ import jax
 from jax import numpy as jnp
 
 from speculative.decoding import adjust
-from speculative.decoding import loop
+from speculative.decoding import log_probs as log_probs_lib
 from speculative.decoding import state as state_lib
 from speculative.decoding import verify
 from speculative.decoding.drafter import Drafter
@@ -120,8 +120,8 @@ class Speculative:
     # ---- commit ----
     with jax.named_scope('commit'):
       tokens_BT = emitted(proposal.tokens_BM, verdict)
-      log_probs_BT = placement.replicate(
-          loop.log_probs_of(state, logits_BTV, tokens_BT)
+      log_probs = placement.replicate(
+          log_probs_lib.of_tokens(state.log_probs, logits_BTV, tokens_BT)
       )
       state = state_lib.commit(
           state,
@@ -130,7 +130,7 @@ class Speculative:
           num_emitted_B=verdict.num_accepted_B + 1,
           num_drafted_B=proposal.valid_BM.sum(axis=1).astype(jnp.int32),
           num_tested_B=verdict.num_tested_B,
-          log_probs_BT=log_probs_BT,
+          log_probs=log_probs,
       )
       drafter_state = self.drafter.commit(
           weights.drafter, drafter_state, state, verdict, out.features

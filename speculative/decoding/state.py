@@ -1,11 +1,16 @@
 """What decoding carries from round to round, and how a round is committed."""
 
+from typing import Any
+
 import flax.struct
 import jax
 from jax import numpy as jnp
 
 from speculative.decoding import adjust
+from speculative.decoding import counts
 from speculative.decoding.adjust import Drafts
+from speculative.decoding.counts import Origins
+from speculative.decoding.log_probs import LogProbs
 from speculative.decoding.sampling import Sampling
 from speculative.models import kv_cache
 from speculative.models.kv_cache import KVCache
@@ -16,23 +21,6 @@ RUNNING = 0
 STOP_ID = 1
 LENGTH = 2
 REASONS = ('running', 'stop', 'length')
-
-
-@flax.struct.dataclass
-class Counters:
-  """What happened so far, a row; the metrics are made of these.
-
-  Attributes:
-    rounds_B: int32, target passes while the row was running.
-    drafted_B: int32, valid drafted tokens.
-    tested_BJ: int32, how often the draft's token j was tested.
-    accepted_BJ: int32, how often it was kept.
-  """
-
-  rounds_B: jax.Array
-  drafted_B: jax.Array
-  tested_BJ: jax.Array
-  accepted_BJ: jax.Array
 
 
 @flax.struct.dataclass
@@ -50,11 +38,11 @@ class DecodeState:
     done_B: bool.
     reason_B: int32, index into REASONS.
     stop_ids_BE: int32, tokens that end a row, padded with -1.
-    log_probs_BS: float32, the target's own (unwarped) log-probability of every
-      emitted token, at the token's index; S is 0 when they were not asked for.
+    log_probs: of every emitted token, at the token's index, S positions; None
+      when they were not asked for.
     cache: the target's.
     sampling: parameters and seeds of the rows.
-    counters: for the metrics.
+    origins: of every emitted token, at its index; the metrics count them.
     num_rounds: int32, rounds of the whole batch.
   """
 
@@ -65,10 +53,10 @@ class DecodeState:
   done_B: jax.Array
   reason_B: jax.Array
   stop_ids_BE: jax.Array
-  log_probs_BS: jax.Array
+  log_probs: LogProbs | None
   cache: KVCache
   sampling: Sampling
-  counters: Counters
+  origins: Origins
   num_rounds: jax.Array
 
 
@@ -108,13 +96,26 @@ def next_positions(state: DecodeState, num: int) -> jax.Array:
   return state.seq_len_B[:, None] + jnp.arange(num, dtype=jnp.int32)[None, :]
 
 
-def _write(buffer_BS: jax.Array, new_BT: jax.Array, start_B: jax.Array):
-  """Writes T entries a row from start on; the buffer has room for them."""
+def _write(buffers: Any, new: Any, start_B: jax.Array) -> Any:
+  """Writes T entries a row from start on; the buffers have room for them.
+
+  Args:
+    buffers: arrays [B, S, ...].
+    new: the same tree with T in place of S.
+    start_B: int32.
+
+  Returns:
+    The buffers.
+  """
 
   def one_row(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-    return jax.lax.dynamic_update_slice(row, new, (start,))
+    return jax.lax.dynamic_update_slice(
+        row, new.astype(row.dtype), (start,) + (0,) * (row.ndim - 1)
+    )
 
-  return jax.vmap(one_row)(buffer_BS, new_BT.astype(buffer_BS.dtype), start_B)
+  return jax.tree.map(
+      lambda buffer, x: jax.vmap(one_row)(buffer, x, start_B), buffers, new
+  )
 
 
 def cut(
@@ -149,28 +150,6 @@ def cut(
   return kept_B, jnp.where(state.done_B, state.reason_B, reason_B)
 
 
-def _count(
-    counters: Counters,
-    *,
-    active_B: jax.Array,
-    kept_B: jax.Array,
-    num_drafted_B: jax.Array,
-    num_tested_B: jax.Array,
-    num_accepted_B: jax.Array,
-) -> Counters:
-  """Adds one round; what lies beyond a row's cut is not counted."""
-  J = counters.tested_BJ.shape[1]
-  node_J = jnp.arange(J, dtype=jnp.int32)[None, :]
-  tested_B = jnp.minimum(num_tested_B, kept_B)
-  accepted_B = jnp.minimum(num_accepted_B, kept_B)
-  return Counters(
-      rounds_B=counters.rounds_B + active_B,
-      drafted_B=counters.drafted_B + jnp.where(active_B, num_drafted_B, 0),
-      tested_BJ=counters.tested_BJ + (node_J < tested_B[:, None]),
-      accepted_BJ=counters.accepted_BJ + (node_J < accepted_B[:, None]),
-  )
-
-
 def commit(
     state: DecodeState,
     cache: KVCache,
@@ -179,9 +158,9 @@ def commit(
     num_emitted_B: jax.Array,
     num_drafted_B: jax.Array,
     num_tested_B: jax.Array,
-    log_probs_BT: jax.Array | None,
+    log_probs: LogProbs | None,
 ) -> DecodeState:
-  """Appends a round's tokens and cuts tokens, log-probs and cache alike.
+  """Appends a round's tokens; cuts them, what is said of them and cache alike.
 
   Args:
     state: before the round; rows need T free entries in tokens_BS.
@@ -190,30 +169,26 @@ def commit(
     num_emitted_B: int32, how many of them count, before the cut.
     num_drafted_B: int32, valid drafted tokens of the round.
     num_tested_B: int32, how many of those were tested.
-    log_probs_BT: float32 of the emitted tokens, or None.
+    log_probs: of the emitted tokens, T positions, if the rows record them.
 
   Returns:
     The state after the round.
   """
   kept_B, reason_B = cut(state, emitted_BT, num_emitted_B)
   seq_len_B = state.seq_len_B + kept_B
-  log_probs_BS = state.log_probs_BS
-  if log_probs_BT is not None:
-    log_probs_BS = _write(log_probs_BS, log_probs_BT, state.seq_len_B)
+  origins = counts.of_round(
+      emitted_BT.shape[1],
+      num_drafted_B=num_drafted_B,
+      num_tested_B=num_tested_B,
+      num_accepted_B=num_emitted_B - 1,
+  )
   return state.replace(
       tokens_BS=_write(state.tokens_BS, emitted_BT, state.seq_len_B),
       seq_len_B=seq_len_B,
       done_B=state.done_B | (reason_B != RUNNING),
       reason_B=reason_B,
-      log_probs_BS=log_probs_BS,
+      log_probs=_write(state.log_probs, log_probs, state.seq_len_B),
       cache=kv_cache.rollback(cache, seq_len_B - 1),
-      counters=_count(
-          state.counters,
-          active_B=~state.done_B,
-          kept_B=kept_B,
-          num_drafted_B=num_drafted_B,
-          num_tested_B=num_tested_B,
-          num_accepted_B=num_emitted_B - 1,
-      ),
+      origins=_write(state.origins, origins, state.seq_len_B),
       num_rounds=state.num_rounds + 1,
   )

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from speculative.decoding import config as decode_config
 from speculative.decoding import verify
 from speculative.errors import UserError
 
@@ -42,6 +43,13 @@ class DrafterConfig:
   rule: str = 'token'
 
   def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if field.type is int and not decode_config.is_int(value):
+        raise UserError(
+            f'{field.name} of the drafter is {value!r}; it needs to be a whole '
+            'number.'
+        )
     if self.kind not in KINDS:
       raise UserError(
           f'config.drafter.kind is {self.kind!r}; it needs to be one of '
@@ -103,3 +111,24 @@ class DrafterConfig:
   def is_deterministic(self) -> bool:
     """Whether sampled output is plain decoding's token for token."""
     return self.is_plain or self.kind in DETERMINISTIC
+
+
+def named(drafter: str | DrafterConfig) -> DrafterConfig:
+  """Returns a DrafterConfig for what a caller names a drafter by.
+
+  Args:
+    drafter: a kind, with default settings, or a DrafterConfig.
+
+  Returns:
+    The DrafterConfig.
+
+  Raises:
+    UserError: If it is neither.
+  """
+  if isinstance(drafter, str):
+    return DrafterConfig(kind=drafter)
+  if not isinstance(drafter, DrafterConfig):
+    raise UserError(
+        f'drafter is {drafter!r}; it needs to be a kind or a DrafterConfig.'
+    )
+  return drafter

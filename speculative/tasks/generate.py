@@ -98,19 +98,21 @@ def _answer(
     )
     if streams:
       say('\n')
-    for text, ids, reason in zip(
-        result.texts,
-        result.generation.token_ids,
-        result.generation.reasons,
-        strict=True,
-    ):
+    generation = result.generation
+    columns = {
+        'text': result.texts,
+        'token_ids': generation.token_ids,
+        'reason': generation.reasons,
+        'log_probs': generation.log_probs,
+        'top_log_probs': generation.top_log_probs,
+    }
+    for row, text in enumerate(result.texts):
       prompt = prepared.prompts[len(outputs)].text
       if not streams:
         say(f'\n> {prompt}\n{text}\n')
-      outputs.append(
-          {'prompt': prompt, 'text': text, 'token_ids': ids, 'reason': reason}
-      )
-    generations.append(result.generation)
+      said = {name: c[row] for name, c in columns.items() if c is not None}
+      outputs.append({'prompt': prompt} | said)
+    generations.append(generation)
   return generations, outputs
 
 

@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -19,27 +17,42 @@ from speculative.errors import UserError
         ('temperature', float('nan'), '>= 0'),
         ('temperature', float('inf'), '>= 0'),
         ('temperature', 'hot', 'a number'),
+        ('temperature', True, 'a number'),
+        ('temperature', 1e39, '.*at most 10000'),
         ('top_k', -1, '>= 0'),
         ('top_k', 2.0, 'a whole number'),
+        ('top_k', True, 'a whole number'),
+        ('top_k', '5', 'a whole number'),
         ('top_k', 2**31, r'a whole number below 2\*\*31'),
         ('top_p', 0.0, r'in \(0, 1\]'),
         ('top_p', 1.5, r'in \(0, 1\]'),
+        ('top_p', float('nan'), r'in \(0, 1\]'),
+        ('top_p', '0.9', 'a number'),
         ('min_p', -0.1, r'in \[0, 1\]'),
         ('min_p', 1.1, r'in \[0, 1\]'),
         ('min_p', float('nan'), r'in \[0, 1\]'),
         ('repetition_penalty', 0.0, '> 0'),
         ('repetition_penalty', -1.2, '> 0'),
         ('repetition_penalty', float('inf'), '> 0'),
+        ('repetition_penalty', float('nan'), '> 0'),
+        # Zero in float32, which divides.
+        ('repetition_penalty', 1e-300, '> 0 .*from 0.0001 to 10000'),
         ('presence_penalty', -2.1, r'in \[-2, 2\]'),
         ('presence_penalty', 2.1, r'in \[-2, 2\]'),
         ('frequency_penalty', -2.1, r'in \[-2, 2\]'),
         ('frequency_penalty', float('nan'), r'in \[-2, 2\]'),
         ('logit_bias', ((-1, 1.0),), 'pairs of a token id >= 0'),
-        ('logit_bias', ((3, float('inf')),), 'pairs .* a finite number'),
-        ('logit_bias', ((3, 'much'),), 'pairs .* a finite number'),
+        ('logit_bias', ((3, float('inf')),), 'pairs .* a number in'),
+        ('logit_bias', ((3, float('nan')),), 'pairs .* a number in'),
+        # Infinite in float32.
+        ('logit_bias', ((3, 1e39),), r'pairs .* in \[-10000, 10000\]'),
+        ('logit_bias', ((3, 'much'),), 'pairs .* a number in'),
+        ('logit_bias', ((3, True),), 'pairs .* a number in'),
         ('logit_bias', (3, 1.0), 'pairs of a token id'),
         ('logit_bias', {3: 1.0}, 'a list'),
-        ('seed', 'now', 'a whole number'),
+        ('seed', 'now', 'a whole number,'),
+        ('seed', 1.5, 'a whole number,'),
+        ('seed', True, 'a whole number,'),
         ('stop_ids', ('</s>',), 'token ids'),
         ('stop_ids', (1.0,), 'token ids'),
         ('stop_ids', (-1,), 'token ids >= 0'),
@@ -52,6 +65,10 @@ from speculative.errors import UserError
         ('rounds_per_call', -1, '>= 0'),
         ('log_probs', 'all', "'none' or 'chosen'"),
         ('log_probs', 5, 'a text'),
+        ('log_probs', 'top', "'none' or 'chosen'"),
+        ('num_top_log_probs', -1, r'in \[0, 20\] \(0 is off\)'),
+        ('num_top_log_probs', 21, r'in \[0, 20\]'),
+        ('num_top_log_probs', True, 'a whole number'),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(name, value, need):
@@ -65,7 +82,9 @@ def test_the_edges_of_the_ranges_are_allowed():
   for settings in (
       dict(max_new_tokens=1, min_new_tokens=1),
       dict(temperature=0, top_k=0, top_p=1, min_p=1),
-      dict(presence_penalty=-2, frequency_penalty=2, repetition_penalty=0.01),
+      dict(presence_penalty=-2, frequency_penalty=2, repetition_penalty=1e-4),
+      dict(temperature=1e-4, repetition_penalty=1e4, num_top_log_probs=20),
+      dict(temperature=1e4, logit_bias=((0, 1e4), (1, -1e4))),
       dict(
           logit_bias=[[np.int32(0), np.float32(-100)]], stop_ids=[np.int64(5)]
       ),
@@ -91,12 +110,27 @@ def test_there_is_a_config_a_prompt():
 
 @pytest.mark.parametrize(
     'name, other',
-    [('max_seq_len', 64), ('rounds_per_call', 3), ('log_probs', 'chosen')],
+    [
+        ('max_seq_len', 64),
+        ('rounds_per_call', 3),
+        ('log_probs', 'chosen'),
+        ('num_top_log_probs', 5),
+    ],
 )
 def test_fields_of_the_batch_cannot_differ_between_its_rows(name, other):
-  rows = [DecodeConfig(), dataclasses.replace(DecodeConfig(), **{name: other})]
-  with pytest.raises(UserError, match=f'{name} .*same for all rows'):
-    config_lib.rows_of(rows, 2)
+  rows = [DecodeConfig()] * 2 + [DecodeConfig(**{name: other})]
+  with pytest.raises(
+      UserError,
+      match=f'^row 2: {name} .*same for all rows .*got {other!r} where row 0',
+  ):
+    config_lib.rows_of(rows, 3)
+
+
+def test_the_likeliest_are_recorded_with_the_chosen():
+  for log_probs in ('none', 'chosen'):
+    assert DecodeConfig(log_probs=log_probs).recorded == log_probs
+    top = DecodeConfig(log_probs=log_probs, num_top_log_probs=1)
+    assert top.recorded == 'top'
 
 
 @pytest.mark.parametrize(

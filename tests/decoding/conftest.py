@@ -8,6 +8,8 @@ from jax import numpy as jnp
 import numpy as np
 import pytest
 
+from speculative.decoding import counts
+from speculative.decoding import log_probs as log_probs_lib
 from speculative.decoding import state as state_lib
 from speculative.decoding.autoregressive import Autoregressive
 from speculative.decoding.engine import Engine
@@ -38,10 +40,10 @@ def _state(
     limits: Sequence[int],
     stop_ids: Sequence[int] = (),
     done: Sequence[bool] | None = None,
-    num_draft_tokens: int = 3,
     max_seq_len: int = 16,
+    log_probs: str = 'none',
 ) -> DecodeState:
-  B, J = len(texts), num_draft_tokens
+  B = len(texts)
   lens = np.array([len(text) for text in texts], np.int32)
   tokens = np.full((B, max_seq_len), 99, np.int32)
   for row, text in enumerate(texts):
@@ -58,17 +60,12 @@ def _state(
       done_B=jnp.asarray(done_B),
       reason_B=jnp.asarray(reasons.astype(np.int32)),
       stop_ids_BE=jnp.asarray(stops),
-      log_probs_BS=jnp.zeros((B, max_seq_len)),
+      log_probs=log_probs_lib.empty(log_probs, B, max_seq_len),
       cache=TableModel()
       .init_cache(B, max_seq_len)
       .replace(len_B=jnp.asarray(lens - 1)),
       sampling=samplers.sampling(B),
-      counters=state_lib.Counters(
-          rounds_B=jnp.zeros(B, jnp.int32),
-          drafted_B=jnp.zeros(B, jnp.int32),
-          tested_BJ=jnp.zeros((B, J), jnp.int32),
-          accepted_BJ=jnp.zeros((B, J), jnp.int32),
-      ),
+      origins=counts.empty(B, max_seq_len),
       num_rounds=jnp.int32(0),
   )
 

@@ -96,7 +96,10 @@ def test_a_prompt_that_fills_its_limit_is_done_before_the_first_round(
   carry = _run(weights, carry, 100)
   assert _texts(carry) == [_TEXT[:4], _TEXT[:12]]
   np.testing.assert_array_equal(carry.state.reason_B, [state_lib.LENGTH] * 2)
-  np.testing.assert_array_equal(carry.state.counters.rounds_B, [0, 2])
+  # Row 1's seven tokens came in two rounds.
+  np.testing.assert_array_equal(
+      carry.state.origins.place_BT[1, 5:12], [0, 1, 2, 3, 0, 1, 2]
+  )
 
 
 def test_run_stops_after_the_rounds_asked_for_and_goes_on_from_there(
@@ -177,16 +180,3 @@ def test_what_pads_a_prompt_changes_nothing(pair, make_sampling):
       for pad in (0, 2, 12)
   ]
   assert texts[0] == texts[1] == texts[2]
-
-
-def test_log_probs_of_are_left_out_where_rows_do_not_record_them(make_state):
-  state = make_state([[1, 2]], limits=[9])
-  logits = jnp.log(jnp.asarray([[[0.25, 0.75], [0.5, 0.5]]]))
-  tokens = jnp.asarray([[1, 0]], jnp.int32)
-  np.testing.assert_allclose(
-      loop.log_probs_of(state, logits, tokens),
-      np.log([[0.75, 0.5]]),
-      rtol=1e-6,
-  )
-  silent = state.replace(log_probs_BS=jnp.zeros((1, 0)))
-  assert loop.log_probs_of(silent, logits, tokens) is None

@@ -117,6 +117,21 @@ def test_tokens_are_those_of_one_device(expected, data, model, options):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('logits', ['split', 'gathered'])
+def test_the_likeliest_tokens_are_those_of_one_device(logits):
+  config = DecodeConfig(max_new_tokens=12, num_top_log_probs=5)
+  one, several = (
+      _engine(*mesh, drafter='lookup', logits=logits).generate(_PROMPTS, config)
+      for mesh in ((1, 1), (2, 4))
+  )
+  assert several.token_ids == one.token_ids
+  for ours, theirs in zip(
+      several.top_log_probs, one.top_log_probs, strict=True
+  ):
+    np.testing.assert_allclose(np.array(ours), np.array(theirs), atol=1e-4)
+
+
+@pytest.mark.slow
 def test_a_model_that_does_not_divide_gives_the_same_tokens():
   one = _tokens(1, 1, config=_ODD, drafter='none')
   assert _tokens(1, 8, config=_ODD, drafter='none') == one

@@ -209,6 +209,33 @@ def test_a_stop_id_that_is_drafted_too_early_is_refused():
   assert got.reasons == ['stop']
 
 
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+@pytest.mark.parametrize('rule', ['token', 'block'])
+def test_an_end_that_a_draft_model_proposes_is_only_a_proposal(
+    rule, temperature
+):
+  """The draft is certain of the stop id 4, which the target never says."""
+  rng = np.random.default_rng(2)
+  table = rng.normal(size=(1, 5, 5)).astype(np.float32)
+  table[:, :, 4] = -200.0
+  engine = Engine(
+      Speculative(TableModel(), Lm(TableModel(), 3, vocab_size=5), rule=rule),
+      Weights(
+          target=jnp.asarray(table),
+          drafter=table_model.certain([4] * 8, 5),
+      ),
+  )
+  got = engine.generate(
+      [[3], [1]],
+      DecodeConfig(max_new_tokens=12, stop_ids=(4,), temperature=temperature),
+  )
+  assert got.reasons == ['length'] * 2
+  assert [len(ids) for ids in got.token_ids] == [12, 12]
+  assert 4 not in {i for ids in got.token_ids for i in ids}
+  assert got.tested.sum() > 0
+  assert got.accepted.sum() == 0
+
+
 def test_a_bias_can_forbid_a_token_and_force_another(with_relative, prompts):
   for temperature in (0.0, 1.0):
     got = with_relative.generate(

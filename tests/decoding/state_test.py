@@ -1,8 +1,11 @@
+import jax
 from jax import numpy as jnp
 import numpy as np
 import pytest
 
+from speculative.decoding import counts
 from speculative.decoding import state as state_lib
+from speculative.decoding.log_probs import LogProbs
 from speculative.decoding.state import LENGTH
 from speculative.decoding.state import RUNNING
 from speculative.decoding.state import STOP_ID
@@ -62,13 +65,14 @@ def test_cut_keeps_nothing_of_a_row_that_was_done(make_state):
   )
 
 
-def _commit(make_state, **changes):
+def _commit(make_state, recorded='none', **changes):
   """Four rows: running, stopping at its second token, out of room, done."""
   state = make_state(
       [[7], [7, 8], [7, 8, 9], [7, 8, 9, 6]],
       limits=[14, 14, 5, 4],
       stop_ids=(2,),
       done=[False, False, False, True],
+      log_probs=recorded,
   )
   emitted = [[5, 6, 9, 4], [5, 2, 9, 4], [5, 6, 9, 4], [5, 6, 9, 4]]
   settings = dict(
@@ -76,7 +80,7 @@ def _commit(make_state, **changes):
       num_emitted_B=jnp.asarray([2, 4, 3, 4], jnp.int32),
       num_drafted_B=jnp.asarray([3, 3, 2, 0], jnp.int32),
       num_tested_B=jnp.asarray([2, 3, 2, 0], jnp.int32),
-      log_probs_BT=-jnp.arange(1.0, 17).reshape(4, 4),
+      log_probs=None,
   )
   cache = state.cache.replace(len_B=state.cache.len_B + 4)
   return state_lib.commit(state, cache, **(settings | changes))
@@ -108,34 +112,51 @@ def test_commit_leaves_the_cache_one_token_behind_the_text(make_state):
 
 
 def test_commit_writes_log_probs_at_the_index_of_their_token(make_state):
-  log_probs = np.asarray(_commit(make_state).log_probs_BS)
-  np.testing.assert_array_equal(log_probs[0, :3], [0, -1, -2])
-  np.testing.assert_array_equal(log_probs[1, :4], [0, 0, -5, -6])
-  np.testing.assert_array_equal(log_probs[2, :5], [0, 0, 0, -9, -10])
-  np.testing.assert_array_equal(log_probs[3, :4], [0, 0, 0, 0])
+  chosen_BT = -jnp.arange(1.0, 17).reshape(4, 4)
+  new = LogProbs(
+      chosen_BT=chosen_BT,
+      top_ids_BTE=jnp.broadcast_to(jnp.arange(20), (4, 4, 20)),
+      top_BTE=chosen_BT[..., None] - jnp.arange(20.0)[None, None],
+  )
+  after = _commit(make_state, recorded='top', log_probs=new).log_probs
+  chosen = np.asarray(after.chosen_BT)
+  np.testing.assert_array_equal(chosen[0, :3], [0, -1, -2])
+  np.testing.assert_array_equal(chosen[1, :4], [0, 0, -5, -6])
+  np.testing.assert_array_equal(chosen[2, :5], [0, 0, 0, -9, -10])
+  np.testing.assert_array_equal(chosen[3, :4], [0, 0, 0, 0])
+  for row, start in enumerate((1, 2, 3)):
+    np.testing.assert_array_equal(
+        after.top_BTE[row, start : start + 4], new.top_BTE[row]
+    )
+    np.testing.assert_array_equal(after.top_ids_BTE[row, start], range(20))
+    assert not np.asarray(after.top_BTE[row, :start]).any()
 
 
 def test_commit_without_log_probs_records_none(make_state):
-  after = _commit(make_state, log_probs_BT=None)
-  assert not np.asarray(after.log_probs_BS).any()
+  assert _commit(make_state).log_probs is None
 
 
-def test_counters_hold_what_lies_before_the_cut(make_state):
-  counters = _commit(make_state).counters
-  np.testing.assert_array_equal(counters.rounds_B, [1, 1, 1, 0])
-  np.testing.assert_array_equal(counters.drafted_B, [3, 3, 2, 0])
+def _counts(state) -> counts.Counts:
+  spans = np.stack([state.prompt_len_B, state.seq_len_B], axis=1).tolist()
+  return counts.count(jax.device_get(state.origins), spans, num_draft_tokens=3)
+
+
+def test_counts_hold_what_lies_before_the_cut(make_state):
+  got = _counts(_commit(make_state))
+  np.testing.assert_array_equal(got.rounds, [1, 1, 1, 0])
+  np.testing.assert_array_equal(got.drafted, [3, 3, 2, 0])
   np.testing.assert_array_equal(
-      counters.tested_BJ,
+      got.tested,
       # Row 1 kept two of its four tokens, both drafted ones.
       [[1, 1, 0], [1, 1, 0], [1, 1, 0], [0, 0, 0]],
   )
   np.testing.assert_array_equal(
-      counters.accepted_BJ,
+      got.accepted,
       [[1, 0, 0], [1, 1, 0], [1, 1, 0], [0, 0, 0]],
   )
 
 
-def test_counters_add_up_over_rounds(make_state):
+def test_counts_add_up_over_rounds(make_state):
   state = make_state([[7]], limits=[14])
   for num_emitted, num_tested in ((4, 3), (1, 1), (2, 2), (1, 0)):
     state = state_lib.commit(
@@ -145,12 +166,13 @@ def test_counters_add_up_over_rounds(make_state):
         num_emitted_B=jnp.asarray([num_emitted], jnp.int32),
         num_drafted_B=jnp.asarray([num_tested], jnp.int32),
         num_tested_B=jnp.asarray([num_tested], jnp.int32),
-        log_probs_BT=None,
+        log_probs=None,
     )
-  assert int(state.num_rounds) == int(state.counters.rounds_B[0]) == 4
-  np.testing.assert_array_equal(state.counters.drafted_B, [6])
-  np.testing.assert_array_equal(state.counters.tested_BJ, [[3, 2, 1]])
-  np.testing.assert_array_equal(state.counters.accepted_BJ, [[2, 1, 1]])
+  got = _counts(state)
+  assert int(state.num_rounds) == got.rounds[0] == 4
+  np.testing.assert_array_equal(got.drafted, [6])
+  np.testing.assert_array_equal(got.tested, [[3, 2, 1]])
+  np.testing.assert_array_equal(got.accepted, [[2, 1, 1]])
   assert int(state.seq_len_B[0]) == 9
 
 
@@ -165,13 +187,12 @@ def test_a_done_row_stays_as_it_is_whatever_rounds_emit(make_state):
         num_emitted_B=jnp.asarray([4], jnp.int32),
         num_drafted_B=jnp.asarray([3], jnp.int32),
         num_tested_B=jnp.asarray([3], jnp.int32),
-        log_probs_BT=None,
+        log_probs=None,
     )
   np.testing.assert_array_equal(after.seq_len_B, [2])
   np.testing.assert_array_equal(after.tokens_BS[0, :2], [7, 2])
   np.testing.assert_array_equal(after.reason_B, state.reason_B)
-  assert not np.asarray(after.counters.tested_BJ).any()
-  assert int(after.counters.drafted_B[0]) == 0
+  assert _counts(after).rounds[0] == 0
 
 
 def test_last_token_and_next_positions_follow_each_length(make_state):

@@ -145,7 +145,8 @@ def test_every_kind_of_row_follows_its_own_law(name):
   assert counts.sum() >= 100_000
   # Drafts were kept and refused.
   accepted, tested = (
-      x.sum() for x in (state.counters.accepted_BJ, state.counters.tested_BJ)
+      np.take_along_axis(x_BS, index, axis=1).sum()
+      for x_BS in (state.origins.accepted_BT, state.origins.tested_BT)
   )
   assert 0.1 < accepted / tested < 0.9
   for kind, (prompt, settings) in enumerate(_KINDS):

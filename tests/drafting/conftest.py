@@ -7,6 +7,7 @@ from jax import numpy as jnp
 import numpy as np
 import pytest
 
+from speculative.decoding import counts
 from speculative.decoding import state as state_lib
 from speculative.decoding.state import DecodeState
 from speculative.testing import samplers
@@ -18,7 +19,6 @@ def _state(
     *,
     room: int | Sequence[int] = 100,
     done: Sequence[bool] | None = None,
-    num_draft_tokens: int = 4,
     max_seq_len: int = 32,
     rubbish: int = 0,
     **settings,
@@ -28,7 +28,6 @@ def _state(
   tokens = np.full((B, max_seq_len), rubbish, np.int32)
   for row, text in enumerate(texts):
     tokens[row, : len(text)] = text
-  zeros_BJ = np.zeros((B, num_draft_tokens), np.int32)
   return DecodeState(
       tokens_BS=jnp.asarray(tokens),
       seq_len_B=jnp.asarray(lens),
@@ -37,15 +36,10 @@ def _state(
       done_B=jnp.asarray(np.zeros(B, bool) if done is None else done),
       reason_B=jnp.full(B, state_lib.RUNNING, jnp.int32),
       stop_ids_BE=jnp.full((B, 1), -1, jnp.int32),
-      log_probs_BS=jnp.zeros((B, 0)),
+      log_probs=None,
       cache=TableModel().init_cache(B, max_seq_len),
       sampling=samplers.sampling(B, **settings),
-      counters=state_lib.Counters(
-          rounds_B=jnp.zeros(B, jnp.int32),
-          drafted_B=jnp.zeros(B, jnp.int32),
-          tested_BJ=jnp.asarray(zeros_BJ),
-          accepted_BJ=jnp.asarray(zeros_BJ),
-      ),
+      origins=counts.empty(B, max_seq_len),
       num_rounds=jnp.int32(0),
   )
 

@@ -93,6 +93,27 @@ def test_q_is_the_law_each_token_was_drawn_from(params, make_state):
       np.testing.assert_allclose(proposal.probs_BPV[row, j], law, atol=_ATOL)
 
 
+@pytest.mark.slow
+def test_q_of_a_bfloat16_draft_is_the_law_it_drew_from(params, make_state):
+  drafter = Lm(
+      Transformer(tiny.DRAFT, Precision('bfloat16', 'bfloat16')), 3, _V
+  )
+  as_bfloat16 = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+  texts = [[row % _V, row // _V] for row in range(64)]
+  state = make_state(texts, temperature=0.8, top_p=0.9)
+  proposal = _fresh(drafter, as_bfloat16, state)
+  assert proposal.probs_BPV.dtype == jnp.float32
+  np.testing.assert_allclose(proposal.probs_BPV.sum(axis=-1), 1, atol=_ATOL)
+  keys_BJ = sampling_lib.keys(
+      state.sampling.seed_B,
+      2 + jnp.broadcast_to(jnp.arange(3, dtype=jnp.int32), (64, 3)),
+      sampling_lib.DRAFT,
+  )
+  np.testing.assert_array_equal(
+      proposal.tokens_BM, sampling_lib.categorical(keys_BJ, proposal.probs_BPV)
+  )
+
+
 @pytest.mark.parametrize(
     'rounds',
     [[3, 3, 3], [0, 0, 0, 0], [1, 3, 0, 2, 3, 1]],

@@ -104,7 +104,7 @@ def test_propose_equals_a_linear_scan(
     make_state, max_ngram, min_ngram, texts, room, rubbish
 ):
   lookup = Lookup(5, max_ngram=max_ngram, min_ngram=min_ngram)
-  state = make_state(texts, room=room, rubbish=rubbish, num_draft_tokens=5)
+  state = make_state(texts, room=room, rubbish=rubbish)
   expected = [
       oracles.lookup(
           text,

@@ -73,6 +73,19 @@ def test_prompts_from_data_are_shown_one_after_another(
 
 
 @pytest.mark.slow
+def test_log_probs_are_written_where_they_were_asked_for(run, tmp_path):
+  run()
+  (row,) = _outputs(tmp_path)
+  assert set(row) == {'prompt', 'text', 'token_ids', 'reason'}
+  run(decode__num_top_log_probs=2)
+  (row,) = _outputs(tmp_path)
+  assert len(row['log_probs']) == len(row['token_ids'])
+  # Greedy: the token itself is the likeliest.
+  assert [pairs[0][0] for pairs in row['top_log_probs']] == row['token_ids']
+  assert {len(pairs) for pairs in row['top_log_probs']} == {2}
+
+
+@pytest.mark.slow
 def test_a_comparison_ends_with_a_table_of_both(run, tmp_path):
   results, said = run(generate__compare='yes')
   *table, blank, reason = said[-1].strip().splitlines()
