@@ -21,7 +21,7 @@ from speculative.errors import UserError
 from speculative.hlo import Collective
 from speculative.latency import Machine
 from speculative.latency import Pass
-from speculative.models.config import TransformerConfig
+from speculative.models.transformer import Transformer
 from speculative.planning import abstract
 from speculative.planning import programs
 from speculative.planning.programs import Program
@@ -110,36 +110,52 @@ def sampling_bytes(program: Program) -> int:
   )
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A pass of one model in a program.
+
+  Attributes:
+    model: which.
+    positions: tokens of each row that it scores.
+    context: of each row that it attends to.
+    times: how often the program runs it.
+  """
+
+  model: Transformer
+  positions: int
+  context: int
+  times: int = 1
+
+
 def cost(
     program: Program,
-    config: TransformerConfig,
+    parts: Sequence[Part],
     *,
-    setting: Setting,
-    positions: int,
-    shards: int,
+    batch: int,
     machine: Machine | None,
 ) -> Cost:
-  """Returns what a pass of one model costs.
+  """Returns what a program costs.
 
   Args:
     program: compiled.
-    config: of the model that runs in it.
-    setting: what is decoded.
-    positions: tokens of each row that the pass scores.
-    shards: devices the model is split over.
+    parts: the passes in it.
+    batch: B, of all devices.
     machine: None where only counts are wanted.
   """
-  by_hand = latency.analytic_pass(
-      config,
-      batch=-(-setting.batch // setting.target.placement.data_size),
-      positions=positions,
-      context=setting.context,
-      model_axis=shards,
-      value_bytes=setting.target.precision.param_dtype.itemsize,
-  )
-  work = dataclasses.replace(
-      by_hand, collectives=tuple(map(as_latency, program.collectives))
-  )
+  hbm_bytes = flops = 0.0
+  for part in parts:
+    placement = part.model.placement
+    by_hand = latency.analytic_pass(
+        part.model.config,
+        batch=-(-batch // placement.data_size),
+        positions=part.positions,
+        context=part.context,
+        model_axis=placement.model_size,
+        value_bytes=part.model.precision.param_dtype.itemsize,
+    )
+    hbm_bytes += part.times * by_hand.hbm_bytes
+    flops += part.times * by_hand.flops
+  work = Pass(hbm_bytes, flops, tuple(map(as_latency, program.collectives)))
   time = None if machine is None else latency.estimate(work, machine)
   return Cost(program, work, time)
 
@@ -185,7 +201,7 @@ def memory_gib(setting: Setting) -> float:
   return _gib([programs.weights(setting), carry])
 
 
-def weights_gib(model) -> float:
+def weights_gib(model: Transformer) -> float:
   """Returns a model's weights on one device, in GiB."""
   return _gib(abstract.params(model))
 
@@ -245,10 +261,8 @@ def draft_layouts(
     program = programs.draft_step(one)
     step = cost(
         program,
-        one.draft.config,
-        setting=one,
-        positions=1,
-        shards=shards,
+        [Part(one.draft, 1, one.context)],
+        batch=one.batch,
         machine=machine,
     )
     logging.info('draft step over %d: %.0f s', shards, program.compile_s)

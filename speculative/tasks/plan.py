@@ -7,6 +7,7 @@ TPU slice (`v4:2x2x4`; needs libtpu) or `cpu:N`, whose compiler counts as well
 but has no latency model.
 """
 
+from collections.abc import Callable
 import dataclasses
 import pathlib
 import re
@@ -23,11 +24,15 @@ from speculative import sharding
 from speculative import topology
 from speculative.checkpoints import pretrained
 from speculative.errors import UserError
+from speculative.latency import Machine
 from speculative.models import precision as precision_lib
 from speculative.models.config import TransformerConfig
 from speculative.models.transformer import Transformer
 from speculative.planning import plan as plan_lib
 from speculative.planning import programs
+from speculative.planning.plan import Cost
+from speculative.planning.plan import Part
+from speculative.planning.programs import Program
 from speculative.planning.programs import Setting
 from speculative.sharding import MeshConfig
 from speculative.tasks import plan_report
@@ -59,6 +64,8 @@ def _shapes(
     raise UserError(f'config.plan.{name}: {error}.') from error
 
 
+_Make = Callable[[Setting], Program]
+_CostOn = Callable[[Machine | None], Cost]
 _OF = {'target': 'target.model', 'draft': 'drafter.model'}
 
 
@@ -223,27 +230,38 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
     plan_lib.check_fits(setting, chip)
   workdir = results.Workdir(path, config)
 
-  def compiled(make, **cost):
+  def compiled(make: _Make, *parts: Part) -> _CostOn:
     program = make(setting)
     logging.info('%s: compiled in %.0f s', program.name, program.compile_s)
     return lambda machine: plan_lib.cost(
-        program, setting=setting, machine=machine, **cost
+        program, parts, batch=setting.batch, machine=machine
     )
 
-  size = setting.target.placement.model_size
-  positions = setting.num_draft_tokens + 1
-  of_target = {'config': models.target, 'shards': size}
-  plain = compiled(programs.plain, positions=1, **of_target)
+  target, draft = setting.target, setting.draft
+  num, context = setting.num_draft_tokens, setting.context
+  plain = compiled(programs.plain, Part(target, 1, context))
   machine = plan_lib.make_machine(
       chip,
       plain,
       collective_latency_us=config.plan.collective_latency_us,
       measured_plain_ms=config.plan.measured_plain_ms,
   )
-  verify = compiled(programs.verify, positions=positions, **of_target)
-  whole = compiled(programs.whole_round, positions=positions, **of_target)
+  scoring = Part(target, num + 1, context)
+  verify = compiled(programs.verify, scoring)
+  # The first draft pass of a round takes two tokens.
+  whole = compiled(
+      programs.whole_round,
+      scoring,
+      Part(draft, 2, context),
+      Part(draft, 1, context, times=num - 1),
+  )
+  # A row of a prompt attends to half of it on average.
   prefill = compiled(
-      programs.prefill, positions=setting.prompt_len, **of_target
+      programs.prefill,
+      *(
+          Part(model, setting.prompt_len, setting.prompt_len // 2)
+          for model in (target, draft)
+      ),
   )
   layouts = plan_lib.draft_layouts(setting, models.setting, machine)
   plan = plan_report.Plan(

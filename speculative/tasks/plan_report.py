@@ -152,8 +152,7 @@ def _row(name: str, cost: Cost) -> dict[str, Any]:
       'plan/flops': cost.work.flops,
       'plan/compile_s': round(program.compile_s, 1),
   }
-  # A round's time is that of its parts; these passes are one model's.
-  if cost.time is not None and program.name not in ('round', 'prefill'):
+  if cost.time is not None:
     row |= {
         'plan/ms': cost.time.total_ms,
         'plan/hbm_ms': cost.time.hbm_ms,
@@ -183,7 +182,9 @@ def _title(plan: Plan) -> str:
 
 def _programs(plan: Plan) -> str:
   header = ['program', 'GiB', 'collectives', 'their MB', 'HBM GB', 'GFLOP']
-  header += [] if plan.machine is None else ['HBM ms', 'links ms', 'ms']
+  header += (
+      [] if plan.machine is None else ['HBM ms', 'FLOP ms', 'links ms', 'ms']
+  )
   cells = []
   for row in _rows(plan):
     line = [
@@ -195,10 +196,8 @@ def _programs(plan: Plan) -> str:
         row['plan/flops'] / 1e9,
     ]
     if plan.machine is not None:
-      line += [
-          row.get(f'plan/{name}', '') for name in ('hbm_ms', 'collectives_ms')
-      ]
-      line.append(row.get('plan/ms', ''))
+      names = ('hbm_ms', 'flops_ms', 'collectives_ms', 'ms')
+      line += [row[f'plan/{name}'] for name in names]
     cells.append(line)
   return report.table(header, cells)
 

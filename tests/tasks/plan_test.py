@@ -151,5 +151,10 @@ def test_a_predicted_time_follows_from_the_counts(
   assert results['plan/round_ms'] == pytest.approx(
       4 * results['plan/draft_ms'] + results['plan/verify_ms']
   )
+  rows = {row['row/name']: row for row in results['rows']}
+  # The whole round, counted as one program, is the sum of its parts.
+  assert rows['round']['plan/ms'] == pytest.approx(
+      results['plan/round_ms'], rel=0.01
+  )
   text = (tmp_path / 'run/plan.md').read_text()
   assert '0.851' in text, 'the acceptance that HumanEval implies'
