@@ -114,6 +114,9 @@ def _write(buffer_BS: jax.Array, new_BT: jax.Array, start_B: jax.Array):
   def one_row(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_slice(row, new, (start,))
 
+  # Its own values: those it would share with the mask or the cache, whose rows
+  # lie over the mesh axis data, split this write too, and [B, S] is gathered.
+  start_B = jax.lax.optimization_barrier(start_B)
   return jax.vmap(one_row)(buffer_BS, new_BT.astype(buffer_BS.dtype), start_B)
 
 
