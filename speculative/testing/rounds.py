@@ -81,23 +81,39 @@ class Round:
     """All of them."""
     return hlo.collectives(self.text)
 
-  def over(self, axis: str, *, shards: int = 0) -> tuple[hlo.Collective, ...]:
-    """Returns the collectives along one axis of the mesh.
+  @property
+  def rows(self) -> int:
+    """Rows of the batch that one device computes."""
+    return self.setting.batch // self.mesh.shape[sharding.DATA]
+
+  def num_devices(self, scope: str) -> int:
+    """Returns how many devices a layer is split over in 'draft' or another."""
+    whole = self.mesh.shape[sharding.MODEL]
+    return scope == 'draft' and self.setting.shards or whole
+
+  def along(self, axis: str, num: int) -> tuple[hlo.Collective, ...]:
+    """Returns the collectives among neighbours of one axis of the mesh.
 
     Args:
       axis: 'data' or 'model'.
-      shards: neighbours in the axis model that stay among themselves; 0 is
-        all of them.
+      num: neighbours that stay among themselves.
     """
     shape = self.mesh.devices.shape
     places = np.arange(self.mesh.devices.size).reshape(shape)
-    rows = places.T if axis == sharding.DATA else places
-    if shards:
-      rows = rows.reshape(-1, shards)
-    groups = {frozenset(row.tolist()) for row in rows}
+    places = places.T if axis == sharding.DATA else places
+    groups = {frozenset(row.tolist()) for row in places.reshape(-1, num)}
     return tuple(
         c for c in self.collectives if set(map(frozenset, c.groups)) == groups
     )
+
+  def within(self, scope: str) -> tuple[hlo.Collective, ...]:
+    """Returns what one part of the round sends between parts of a layer.
+
+    Args:
+      scope: 'draft', 'verify' or 'commit'.
+    """
+    found = self.along(sharding.MODEL, self.num_devices(scope))
+    return tuple(c for c in found if c.within(scope))
 
 
 def compile_round(setting: Setting, mesh: Mesh | None) -> Round:
