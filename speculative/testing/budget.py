@@ -11,6 +11,9 @@ import collections
 from collections.abc import Iterable
 import math
 
+import jax
+
+from speculative import hlo
 from speculative.decoding import sampling as sampling_lib
 from speculative.hlo import Collective
 from speculative.testing.rounds import Round
@@ -19,6 +22,58 @@ from speculative.testing.rounds import Round
 Sizes = collections.Counter[tuple[str, str, int]]
 
 _BISECTION = 32
+
+
+def passes(found: Round, scope: str, dtype: str) -> Sizes:
+  """Returns one all-reduce of the residual stream for every pass.
+
+  A layer sends two such sets, an embedding one.
+
+  Args:
+    found: a round with a draft model.
+    scope: 'draft' or 'verify'.
+    dtype: of the stream, as the compiler names it.
+  """
+  J = found.setting.num_draft_tokens
+  # The first pass of a draft reads two tokens.
+  widths = {2: 1, 1: J - 1} if scope == 'draft' else {J + 1: 1}
+  row = found.rows * found.setting.target.model_dim
+  return collections.Counter(
+      {('all-reduce', dtype, row * T): times for T, times in widths.items()}
+  )
+
+
+def is_stream(found: Round, collective: Collective) -> bool:
+  """Tells whether this sums the residual stream [b, T, D].
+
+  Args:
+    found: a round in which no other size is D.
+    collective: of it.
+  """
+  D = found.setting.target.model_dim
+  return any(result.shape[-1:] == (D,) for result in collective.results)
+
+
+def copied(found: Round) -> tuple[str, ...]:
+  """Returns the parts of the loop's state that a round does not write over.
+
+  Args:
+    found: any round.
+  """
+  aliases = {alias.name: alias.num_bytes for alias in hlo.aliased(found.text)}
+  paths, _ = jax.tree.flatten_with_path(found.carry)
+  names = {f'carry{jax.tree_util.keystr(path)}': x for path, x in paths}
+  return tuple(
+      name for name, x in names.items() if aliases.get(name) != share_bytes(x)
+  )
+
+
+def share_bytes(struct: jax.ShapeDtypeStruct) -> int:
+  """Returns the bytes of an array that one device holds."""
+  shape = struct.shape
+  if struct.sharding is not None:
+    shape = struct.sharding.shard_shape(shape)
+  return math.prod(shape) * struct.dtype.itemsize
 
 
 def in_layers(collective: Collective) -> bool:
@@ -54,13 +109,14 @@ def largest_elements(vocab_size: int) -> int:
   return max(sampling_lib._grid(vocab_size))
 
 
-def sampling(found: Round, scope: str, *, masses: str = 'all-reduce') -> Sizes:
+def sampling(found: Round, scope: str, *, compiler: str) -> Sizes:
   """Returns what a round sends to draw from split logits.
 
   Args:
     found: a round with a draft model and token-level rejection.
     scope: 'draft' or 'verify'.
-    masses: kind of the collective that brings block masses together.
+    compiler: 'cpu' or 'tpu', which brings block masses together by a gather and
+      the largest logit with its place.
   """
   b, J = found.rows, found.setting.num_draft_tokens
   num, width = sampling_lib._grid(found.setting.target.vocab_size)
@@ -81,14 +137,15 @@ def sampling(found: Round, scope: str, *, masses: str = 'all-reduce') -> Sizes:
 
   def warped(T: int) -> Sizes:
     # The largest logit, once more for min-p, and the law's softmax.
-    counts = best(T) + sums('f32', b * T, 1 + 1 + 2)
+    counts = best(T) + sums('f32', b * T, (compiler == 'cpu') + 1 + 2)
     # Top-k bisects from the largest; top-p also needs a softmax.
     counts += sums('s32', b * T, 2)
     return counts + sums('f32', b * T, _BISECTION + 2 + _BISECTION)
 
   def drawn(T: int) -> Sizes:
-    law = collections.Counter({(masses, 'f32', b * T * num): 1})
-    return law + sums('f32', b * T * width)
+    kind = 'all-reduce' if compiler == 'cpu' else 'all-gather'
+    masses = collections.Counter({(kind, 'f32', b * T * num): 1})
+    return masses + sums('f32', b * T * width)
 
   if scope == 'draft':
     counts = penalties(1) + warped(1) + drawn(1) + best(1)
