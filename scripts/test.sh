@@ -3,9 +3,11 @@
 #
 #   bash scripts/test.sh [arguments of pytest]
 #
-# PYTHON= selects the Python; otherwise it is the newest that works. Paths among
-# the arguments count from the root of the checkout. The environment is kept in
-# .venv-test-VERSION and made anew only when setup.py changes.
+# PYTHON= selects the Python; otherwise it is the newest that works. EXTRAS=
+# selects what of setup.py is installed (dev,train); with tpu among them, tests
+# that compile for a TPU run as well. Paths among the arguments count from the
+# root of the checkout. The environment is kept in .venv-test-VERSION and made
+# anew only when setup.py or the extras change.
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -13,7 +15,7 @@ root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 . "$root/scripts/lib/make_env.sh"
 cd -- "$root"
 
-make_first_env "$root" "$root/.venv-test-@" 'dev,train'
+make_first_env "$root" "$root/.venv-test-@" "${EXTRAS:-dev,train}"
 
 sources=()
 for path in speculative tests scripts configs setup.py; do

@@ -39,15 +39,15 @@ LOGITS = ('auto', 'split', 'gathered')
 INDIVISIBLE = ('error', 'replicate')
 
 # When sampling gathers the logits: one all-gather of B T V float32 takes
-# bytes / _GATHER_BYTES_PER_S, while split logits need some 84 sums of a few
-# bytes one after another (two bisections of 32 steps, and twenty others), each
+# bytes / _GATHER_BYTES_PER_S, while split logits need some 80 sums of a few
+# bytes one after another (two bisections of 32 steps, and sixteen others), each
 # of which takes _SMALL_COLLECTIVE_S whatever its size. Both are rough figures
 # of a TPU's interconnect: one link of 50 GB/s, and the time of a small
 # all-reduce among tens of chips. What counts is their order: a gather of more
 # than 40 MB is slower, and its copies would also fill the memory.
 _GATHER_BYTES_PER_S = 50e9
 _SMALL_COLLECTIVE_S = 10e-6
-_NUM_SMALL_COLLECTIVES = 84
+_NUM_SMALL_COLLECTIVES = 80
 GATHER_BELOW_BYTES = (
     _GATHER_BYTES_PER_S * _SMALL_COLLECTIVE_S * _NUM_SMALL_COLLECTIVES
 )

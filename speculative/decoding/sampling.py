@@ -116,6 +116,16 @@ def _pick(x_BTnW: jax.Array, index_BT: jax.Array) -> jax.Array:
   return jnp.take_along_axis(x_BTnW, index_BT[..., None, None], axis=2)[:, :, 0]
 
 
+def _whole(x_BTn: jax.Array) -> jax.Array:
+  """Returns the same numbers, on every device of a mesh that splits them.
+
+  Read by index they are one collective. Where `_descend` pads, groups and sums
+  what is split, the compiler makes ten and more of it, one after another.
+  """
+  index_n = jnp.arange(x_BTn.shape[-1], dtype=jnp.int32)
+  return jnp.take(x_BTn, index_n, axis=-1, mode='clip')
+
+
 def inverse(u_BTL: jax.Array, probs_BTV: jax.Array) -> jax.Array:
   """Returns the token that four random numbers stand for.
 
@@ -140,7 +150,8 @@ def inverse(u_BTL: jax.Array, probs_BTV: jax.Array) -> jax.Array:
   blocks_BTnW = jnp.pad(probs_BTV, ((0, 0), (0, 0), (0, padding))).reshape(
       B, T, num, width
   )
-  block_BT = _descend(u_BTL[..., :2], blocks_BTnW.sum(axis=-1))
+  mass_BTn = _whole(blocks_BTnW.sum(axis=-1))
+  block_BT = _descend(u_BTL[..., :2], mass_BTn)
   within_BT = _descend(u_BTL[..., 2:], _pick(blocks_BTnW, block_BT))
   return block_BT * width + within_BT
 

@@ -120,6 +120,8 @@ class Speculative:
     # ---- commit ----
     with jax.named_scope('commit'):
       tokens_BT = emitted(proposal.tokens_BM, verdict)
+      # Else counters and lengths are split over rows, and gathered one by one.
+      tokens_BT = placement.replicate(tokens_BT)
       log_probs = placement.replicate(
           log_probs_lib.of_tokens(state.log_probs, logits_BTV, tokens_BT)
       )

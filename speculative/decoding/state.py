@@ -113,6 +113,9 @@ def _write(buffers: Any, new: Any, start_B: jax.Array) -> Any:
         row, new.astype(row.dtype), (start,) + (0,) * (row.ndim - 1)
     )
 
+  # Its own values: those it would share with the mask or the cache, whose rows
+  # lie over the mesh axis data, split this write too, and [B, S] is gathered.
+  start_B = jax.lax.optimization_barrier(start_B)
   return jax.tree.map(
       lambda buffer, x: jax.vmap(one_row)(buffer, x, start_B), buffers, new
   )

@@ -104,6 +104,7 @@ def carry(
     prompt_len: int,
     max_seq_len: int,
     draft: Transformer | None = None,
+    log_probs: str = 'none',
 ) -> Carry:
   """Returns what the loop carries.
 
@@ -114,12 +115,13 @@ def carry(
     prompt_len: T of the prompts' bucket.
     max_seq_len: S, slots of the caches.
     draft: the draft model, if the drafter has one with a cache of its own.
+    log_probs: what the rows record, one of `log_probs.KINDS`.
 
   Returns:
     The Carry of structs.
   """
   start = functools.partial(
-      loop.prefill, step=step, max_seq_len=max_seq_len, log_probs='none'
+      loop.prefill, step=step, max_seq_len=max_seq_len, log_probs=log_probs
   )
   arguments = prefill_arguments(step.model, batch=batch, prompt_len=prompt_len)
   found = jax.eval_shape(start, weights, *arguments)

@@ -70,8 +70,31 @@ def test_ci_runs_all_on_the_default_and_numerics_on_the_newest(
   assert result.returncode == 0, result.stderr
   assert _tests(machine) == [
       '3.12.1 -m pytest',
-      '3.13.0 -m pytest tests/decoding tests/drafting tests/models',
+      '3.13.0 -m pytest tests/decoding tests/drafting tests/models tests/hlo '
+      'tests/topology_test.py',
   ]
+
+
+@pytest.mark.parametrize(
+    ('system', 'extras'),
+    [('Linux x86_64', 'dev,train,tpu'), ('Darwin arm64', 'dev,train')],
+)
+def test_ci_installs_libtpu_once_where_there_is_one(
+    machine, checkout, system, extras
+):
+  uname = machine.bin / 'uname'
+  uname.write_text(f'#!/usr/bin/env bash\necho {system}\n')
+  uname.chmod(0o755)
+  machine.add_python('3.12.1', path=machine.bin / 'python3')
+  machine.add_python('3.13.0')
+  result = machine.run(str(checkout / '.ci/run'))
+  assert result.returncode == 0, result.stderr
+  (install,) = (
+      call
+      for call in machine.take_calls('-m pip install')
+      if call.startswith('3.13.0')
+  )
+  assert install.endswith(f'[{extras}]')
 
 
 def test_ci_says_so_when_no_newer_python_works(machine, checkout):
