@@ -66,7 +66,12 @@ class Autoregressive:
         state_lib.next_positions(state, 1),
         use=sampling_lib.TARGET,
     )
-    log_probs = log_probs_lib.of_tokens(state.log_probs, logits_B1V, token_B1)
+    log_probs = log_probs_lib.of_tokens(
+        state.log_probs,
+        logits_B1V,
+        token_B1,
+        num_parts=self.model.placement.model_size,
+    )
     token_B1, log_probs = self.model.placement.replicate((token_B1, log_probs))
     zero_B = jnp.zeros_like(state.seq_len_B)
     return Carry(

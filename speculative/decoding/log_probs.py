@@ -60,8 +60,33 @@ def empty(kind: str, batch: int, num_positions: int) -> LogProbs | None:
   )
 
 
+def _likeliest(
+    logits_BTV: jax.Array, num: int, num_parts: int
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the largest logits and their ids, [B, T, num] each.
+
+  Part by part first: over a vocabulary that a mesh splits, one `top_k` would
+  gather whole rows. Equals stay in the order of their ids.
+  """
+  B, T, V = logits_BTV.shape
+  if V % num_parts:
+    num_parts = 1
+  width = V // num_parts
+  parts_BTPW = logits_BTV.reshape(B, T, num_parts, width)
+  best_BTPE, within_BTPE = jax.lax.top_k(parts_BTPW, min(num, width))
+  start_P = jnp.arange(num_parts, dtype=jnp.int32) * width
+  ids_BTPE = within_BTPE + start_P[None, None, :, None]
+  top_BTE, at_BTE = jax.lax.top_k(best_BTPE.reshape(B, T, -1), num)
+  ids_BTE = jnp.take_along_axis(ids_BTPE.reshape(B, T, -1), at_BTE, axis=-1)
+  return top_BTE, ids_BTE
+
+
 def of_tokens(
-    buffer: LogProbs | None, logits_BTV: jax.Array, tokens_BT: jax.Array
+    buffer: LogProbs | None,
+    logits_BTV: jax.Array,
+    tokens_BT: jax.Array,
+    *,
+    num_parts: int = 1,
 ) -> LogProbs | None:
   """Returns what the rows record of a pass.
 
@@ -71,6 +96,7 @@ def of_tokens(
     buffer: of the rows; says what they record.
     logits_BTV: float32, raw logits of the target.
     tokens_BT: int32, what was emitted.
+    num_parts: devices the vocabulary may be split over.
 
   Returns:
     LogProbs of T positions; None where nothing is recorded.
@@ -81,7 +107,7 @@ def of_tokens(
   chosen_BT1 = jnp.take_along_axis(logits_BTV, tokens_BT[..., None], axis=-1)
   E = buffer.top_BTE.shape[-1]
   num_top = min(E, logits_BTV.shape[-1])
-  top_BTE, ids_BTE = jax.lax.top_k(logits_BTV, num_top)
+  top_BTE, ids_BTE = _likeliest(logits_BTV, num_top, num_parts)
   lacking = ((0, 0), (0, 0), (0, E - num_top))
   return LogProbs(
       chosen_BT=(chosen_BT1 - total_BT1)[..., 0],

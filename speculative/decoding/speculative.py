@@ -123,7 +123,12 @@ class Speculative:
       # Else counters and lengths are split over rows, and gathered one by one.
       tokens_BT = placement.replicate(tokens_BT)
       log_probs = placement.replicate(
-          log_probs_lib.of_tokens(state.log_probs, logits_BTV, tokens_BT)
+          log_probs_lib.of_tokens(
+              state.log_probs,
+              logits_BTV,
+              tokens_BT,
+              num_parts=placement.model_size,
+          )
       )
       state = state_lib.commit(
           state,
