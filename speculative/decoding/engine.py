@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from speculative import watchdog
 from speculative.decoding import config as config_lib
 from speculative.decoding import loop
 from speculative.decoding import state as state_lib
@@ -252,6 +253,7 @@ class Engine:
     )
     ended_B = self._put(np.zeros(self.num_rows(len(prompts)), bool))
     jax.block_until_ready(loop.finish(carry=carry, ended_B=ended_B))
+    watchdog.beat()
 
   def generate(
       self,
@@ -295,6 +297,7 @@ class Engine:
             step=self.step,
         )
         done = jax.device_get(carry.state.done_B)
+        watchdog.beat()
         if on_tokens is not None:
           ended = np.zeros_like(done)
           ended[: len(prompts)] = watch.look(carry)

@@ -43,7 +43,7 @@ def run(
     config: config_dict.ConfigDict,
     path: pathlib.Path,
     *,
-    say: Callable[[str], None] = lambda text: print(text, end='', flush=True),
+    say: Callable[[str], None] = results.say,
 ) -> TaskResult:
   """Answers prompts; text goes to `say` as it comes.
 

@@ -261,7 +261,7 @@ def _finish(
       prepared.workdir.path / 'verify.md', f'{table}\n\n{summary}'
   )
   prepared.workdir.finish(found)
-  print(f'{table}\n\n{summary}', end='')
+  results.say(f'{table}\n\n{summary}')
   return TaskResult(found, exit_status=0 if passed else 1)
 
 
