@@ -118,6 +118,7 @@ class Party:
       thread.join()
     if not self._place.host:
       self._tell('done')
+    self._hang_up()
 
   def fail(self, reason: str) -> None:
     """Says why this host ends, here and on the others, and waits for them.
@@ -130,6 +131,7 @@ class Party:
       print('error:', reason, file=sys.stderr, flush=True)
       self._tell(f'end {self._place.name} ended: {reason}')
     self._wait()
+    self._hang_up()
 
   def _begin_to_end(self) -> bool:
     """Returns whether this is the first reason to end."""
@@ -140,6 +142,10 @@ class Party:
   def _tell(self, message: str) -> None:
     for link in self._links.values():
       _send(link, message)
+
+  def _hang_up(self) -> None:
+    for link in self._links.values():
+      link.close()
 
   def _wait(self) -> None:
     """Waits until the others have left: jax's own service is in host 0."""
@@ -302,16 +308,13 @@ def _join(
     try:
       left = max(until - time.monotonic(), _RETRY_S)
       link = socket.create_connection(place.address, timeout=left)
-      _send(link, hello)
       # Host 0 was there before, so its patience ends first.
-      link.settimeout(timeout_s + _FAREWELL_S)
-      answer = _read_line(link)
-      link.settimeout(None)
+      answer = _ask(link, hello, timeout_s + _FAREWELL_S)
       if answer == 'go':
         return link
+      link.close()
       if answer:
         raise UserError(answer.removeprefix('end '))
-      link.close()
       problem = 'it was interrupted'
     except OSError as error:
       problem = error.strerror or str(error)
@@ -323,13 +326,20 @@ def _join(
     time.sleep(_RETRY_S)
 
 
-def _read_line(link: socket.socket) -> str:
-  """Returns a line without its end, and not a byte more; '' at the end."""
+def _ask(link: socket.socket, question: str, timeout_s: float) -> str:
+  """Returns the answer, and reads not a byte more; '' when none came."""
+  _send(link, question)
+  link.settimeout(timeout_s)
   said = b''
   while not said.endswith(b'\n'):
-    if not (byte := link.recv(1)):
+    try:
+      byte = link.recv(1)
+    except OSError:
+      byte = b''
+    if not byte:
       return ''
     said += byte
+  link.settimeout(None)
   return said.decode(errors='replace').strip()
 
 

@@ -73,9 +73,9 @@ class _Watch:
 
   def _dump(self, silent_s: float) -> None:
     print(
-        f'watchdog: {self._where} has waited {silent_s:.0f} s for a round to '
-        'end; another host has likely stopped or taken another path (its own '
-        'stacks say where), unless a program is still compiling:',
+        f'watchdog: {self._where} has waited {silent_s:.3g} s for a round to '
+        'end; unless it still reads weights or compiles, another host has '
+        'likely stopped or taken another path:',
         file=sys.stderr,
         flush=True,
     )

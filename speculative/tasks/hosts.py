@@ -65,7 +65,7 @@ class Options:
     if any(given.values()) and not all(given.values()):
       absent = [name for name, is_given in given.items() if not is_given]
       raise UserError(
-          f'{" and ".join(absent)} is missing; --coordinator=HOST:PORT, '
+          f'missing: {", ".join(absent)}; --coordinator=HOST:PORT, '
           '--num_hosts=N and --host=I go together, or none of them where jax '
           'finds the hosts itself (Cloud TPU, Slurm).'
       )
@@ -117,15 +117,7 @@ def started(options: Options, config: config_dict.ConfigDict) -> Iterator[None]:
   try:
     if place.host:
       logging.set_verbosity(logging.WARNING)
-    jax.distributed.initialize(
-        place.coordinator,
-        place.num_hosts,
-        place.host,
-        local_device_ids,
-        # Everything has been found.
-        cluster_detection_method='deactivate',
-        initialization_timeout=round(options.connect_timeout_s),
-    )
+    _initialize(place, local_device_ids, options.connect_timeout_s)
     report_devices(options.platform)
     silent_s = options.watchdog_s
     with watchdog.watching(
@@ -192,9 +184,14 @@ def agree(value: Any, *, name: str) -> None:
     )
 
 
+def _platforms() -> str:
+  """Returns the platforms jax may use, '' for any."""
+  return jax.config.jax_platforms or ''
+
+
 def _check_alone(environment: Mapping[str, str]) -> None:
   """Refuses one host of a TPU slice that has several."""
-  platforms = (jax.config.jax_platforms or 'tpu').split(',')
+  platforms = (_platforms() or 'tpu').split(',')
   names = environment.get('TPU_WORKER_HOSTNAMES', '').split(',')
   if len(names) > 1 and 'tpu' in platforms:
     raise UserError(
@@ -235,6 +232,25 @@ def _find_place(
         '--host=I.'
     )
   return rendezvous.Place(coordinator, num_hosts, host), local_device_ids
+
+
+def _initialize(
+    place: rendezvous.Place,
+    local_device_ids: list[int] | None,
+    timeout_s: float,
+) -> None:
+  # It would swallow SIGTERM, and nothing here asks it whether one came.
+  if hasattr(jax.config, 'jax_enable_preemption_service'):
+    jax.config.update('jax_enable_preemption_service', False)
+  jax.distributed.initialize(
+      place.coordinator,
+      place.num_hosts,
+      place.host,
+      local_device_ids,
+      # Everything has been found.
+      cluster_detection_method='deactivate',
+      initialization_timeout=round(timeout_s),
+  )
 
 
 def _digest(config: config_dict.ConfigDict) -> str:
