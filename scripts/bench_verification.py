@@ -35,7 +35,7 @@ from speculative.bench import prompts as prompts_lib
 from speculative.bench import report
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
-from speculative.decoding.engine import Generation
+from speculative.decoding.generation import Generation
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 

@@ -12,7 +12,7 @@ from speculative.decoding import engine
 from speculative.decoding.autoregressive import Autoregressive
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
-from speculative.decoding.engine import Generation
+from speculative.decoding.generation import Generation
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
 from speculative.drafting import config as drafter_config

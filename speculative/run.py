@@ -17,8 +17,8 @@ from ml_collections import config_flags
 from speculative import config as config_lib
 from speculative.errors import UserError
 from speculative.tasks import benchmark
-from speculative.tasks import common
 from speculative.tasks import generate
+from speculative.tasks import hosts
 from speculative.tasks import plan
 from speculative.tasks import verify
 
@@ -33,6 +33,26 @@ _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'Path to a configs/*.py file.', lock_config=True
 )
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Where results are written.')
+_DISTRIBUTED = flags.DEFINE_bool(
+    'distributed', False, 'Run with other hosts; one process on each.'
+)
+_COORDINATOR = flags.DEFINE_string(
+    'coordinator', '', 'HOST:PORT of host 0, where jax does not find it itself.'
+)
+_NUM_HOSTS = flags.DEFINE_integer('num_hosts', None, 'With --coordinator.')
+_HOST = flags.DEFINE_integer('host', None, 'Number of this host, from 0.')
+_CONNECT_TIMEOUT_S = flags.DEFINE_float(
+    'connect_timeout_s', 300.0, 'How long hosts wait for each other.'
+)
+_WATCHDOG_S = flags.DEFINE_float(
+    'watchdog_s',
+    None,
+    'Dump all stacks when no round ends for so long; 0 is never, and the '
+    'default, 600 with --distributed.',
+)
+_PLATFORM = flags.DEFINE_string(
+    'platform', '', 'tpu, gpu or cpu: end at once where it is absent.'
+)
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
@@ -60,12 +80,27 @@ def main(argv: Sequence[str]) -> int:
           f'config.task is {config.task!r}; known: {", ".join(_TASKS)}.'
       )
     workdir = config_lib.check_workdir(_WORKDIR.value)
-    # A plan is for devices that are not there.
-    if config.task != 'plan':
-      common.report_devices()
-    return _TASKS[config.task](config, workdir).exit_status
+    # A plan is for devices that are not there, and one host makes it.
+    if config.task == 'plan':
+      if _DISTRIBUTED.value:
+        raise UserError('a plan is made by one host; leave --distributed out.')
+      return plan.run(config, workdir).exit_status
+    with hosts.started(_options(), config):
+      return _TASKS[config.task](config, workdir).exit_status
   except UserError as error:
     return _fail(error)
+
+
+def _options() -> hosts.Options:
+  return hosts.Options(
+      distributed='yes' if _DISTRIBUTED.value else 'no',
+      coordinator=_COORDINATOR.value,
+      num_hosts=_NUM_HOSTS.value,
+      host=_HOST.value,
+      connect_timeout_s=_CONNECT_TIMEOUT_S.value,
+      watchdog_s=_WATCHDOG_S.value,
+      platform=_PLATFORM.value,
+  )
 
 
 def _fail(error: UserError) -> int:

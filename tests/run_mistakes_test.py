@@ -246,7 +246,10 @@ _FROM_DATA = {'generate.prompt': 'from data'}
         (_LM | {'drafter.model': 'no/draft'}, ["'no/draft' does not exist"]),
         ({'drafter.model': 'random://tiny'}, ["kind 'lookup' uses none"]),
         ({'drafter.min_ngram': 5}, ['min_ngram=5', 'max_ngram=4']),
-        ({'task': 'generat'}, ["'generat'", 'benchmark, generate, plan, verify']),
+        (
+            {'task': 'generat'},
+            ["'generat'", 'benchmark, generate, plan, verify'],
+        ),
         ({'task': 'verify', 'drafter.kind': 'none'}, ['config.drafter.kind']),
         (
             {'task': 'verify', 'verify.fault': 'reused_key'},

@@ -57,6 +57,14 @@ _MISTAKES = {
     ),
     'no config': ([_WORKDIR], ['--config is missing', 'configs/*.py']),
     'no workdir': ([_CONFIG], ['--workdir is missing', 'name a directory']),
+    'a coordinator without the number of hosts': (
+        [_CONFIG, _WORKDIR, '--distributed', '--coordinator=127.0.0.1:8476'],
+        ['missing: --num_hosts, --host', '--num_hosts=N'],
+    ),
+    'a platform that is absent': (
+        [_CONFIG, _WORKDIR, '--platform=gpu'],
+        ['no device for --platform=gpu', 'for instance cpu'],
+    ),
     'an argument that is no flag': (
         [_CONFIG, _WORKDIR, 'extra'],
         ['unexpected', 'extra'],
@@ -73,7 +81,7 @@ def _start(
       [sys.executable, '-m', 'speculative.run']
       + [argument.replace('{tmp}', str(tmp)) for argument in arguments],
       cwd=_ROOT,
-      env=os.environ | environment,
+      env=os.environ | {'CUDA_VISIBLE_DEVICES': ''} | environment,
       capture_output=True,
       text=True,
       encoding='utf-8',

@@ -62,7 +62,8 @@ def _logits_at(
   cache = model.init_cache(1, tokens_1T.shape[1] + model.slack)
   out = model.forward(params, tokens_1T, cache)
   last_11D = jax.lax.dynamic_slice_in_dim(out.hidden_BTD, index, 1, axis=1)
-  return model.logits(params, last_11D)[0, 0]
+  # Every host reads all of it.
+  return model.placement.replicate(model.logits(params, last_11D)[0, 0])
 
 
 def divergence(

@@ -81,7 +81,9 @@ def _first_law(weights: Weights, carry: Carry, step: Autoregressive):
   adjusted_B1V = state_lib.adjusted(
       state, logits_B1V, adjust.no_drafts(state.seq_len_B)
   )
-  return logits_lib.warp_probs(state.sampling.warping, adjusted_B1V)[:, 0]
+  probs_B1V = logits_lib.warp_probs(state.sampling.warping, adjusted_B1V)
+  # Every host reads all of it.
+  return step.model.placement.replicate(probs_B1V[:, 0])
 
 
 def next_laws(

@@ -5,7 +5,7 @@ import statistics
 
 import numpy as np
 
-from speculative.decoding.engine import Generation
+from speculative.decoding.generation import Generation
 
 
 def seconds_per_token(generations: Sequence[Generation]) -> float:

@@ -48,6 +48,27 @@ PRESETS = {
         head_dim=16,
         mlp_dim=64,
     ),
+    # Can be split over eight devices; the last ids are no tokens.
+    'tiny_mesh': TransformerConfig(
+        vocab_size=264,
+        num_layers=2,
+        model_dim=32,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=8,
+        mlp_dim=64,
+        head='untied',
+    ),
+    'tiny_mesh_draft': TransformerConfig(
+        vocab_size=264,
+        num_layers=1,
+        model_dim=32,
+        num_heads=8,
+        num_kv_heads=8,
+        head_dim=8,
+        mlp_dim=64,
+        head='untied',
+    ),
 }
 
 

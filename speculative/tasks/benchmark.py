@@ -96,7 +96,7 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   reasons = ''.join(f'{measure.reason(row)}\n' for row in rows[1:])
   said = f'{measure.table(rows)}\n{reasons}'
   results.write_text(prepared.workdir.path / 'results.md', said)
-  print(said, end='')
+  results.say(said)
   return TaskResult(found)
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import pathlib
 
 from absl import logging
-import jax
 from ml_collections import config_dict
 
 from speculative import api
@@ -15,6 +14,7 @@ from speculative.decoding import engine
 from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
+from speculative.tasks import hosts
 from speculative.tasks import results
 
 
@@ -76,6 +76,8 @@ def prepare(
   ids = [model.encode(p.text, chat_template=p.chat_template) for p in prompts]
   model.check(ids, [decode] * len(ids))
   model.load_weights()
+  # A host that cannot go on ends them all before anything is written.
+  hosts.agree(ids, name='prompts')
   size = run_config.batch_size
   return Prepared(
       model=model,
@@ -83,29 +85,6 @@ def prepare(
       prompts=prompts,
       batches=[ids[i : i + size] for i in range(0, len(ids), size)],
       workdir=results.Workdir(path, config),
-  )
-
-
-def report_devices() -> None:
-  """Starts jax and logs what it runs on.
-
-  Raises:
-    UserError: If the platform that was asked for is not there.
-  """
-  try:
-    devices = jax.devices()
-  except RuntimeError as error:
-    raise UserError(
-        f'jax found no device ({error}); set JAX_PLATFORMS to a platform that '
-        'is there, for instance cpu.'
-    ) from error
-  logging.info(
-      'jax %s, process %d/%d, %d %s device(s)',
-      jax.__version__,
-      jax.process_index(),
-      jax.process_count(),
-      len(devices),
-      devices[0].device_kind,
   )
 
 

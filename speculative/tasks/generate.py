@@ -12,7 +12,7 @@ from speculative import config as config_lib
 from speculative.bench import metrics
 from speculative.bench.prompts import Prompt
 from speculative.decoding.config import DecodeConfig
-from speculative.decoding.engine import Generation
+from speculative.decoding.generation import Generation
 from speculative.errors import UserError
 from speculative.tasks import common
 from speculative.tasks import measure
@@ -43,7 +43,7 @@ def run(
     config: config_dict.ConfigDict,
     path: pathlib.Path,
     *,
-    say: Callable[[str], None] = lambda text: print(text, end='', flush=True),
+    say: Callable[[str], None] = results.say,
 ) -> TaskResult:
   """Answers prompts; text goes to `say` as it comes.
 

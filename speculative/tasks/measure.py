@@ -9,7 +9,7 @@ from absl import logging
 from speculative.bench import compare
 from speculative.bench import metrics
 from speculative.bench import report
-from speculative.decoding.engine import Generation
+from speculative.decoding.generation import Generation
 from speculative.drafting.config import DrafterConfig
 from speculative.tasks import common
 

@@ -1,4 +1,7 @@
-"""What every task writes, and how: nothing half-written, keys as documented."""
+"""What every task writes, and how: nothing half-written, keys as documented.
+
+Of several hosts, the first one writes and prints.
+"""
 
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -49,8 +52,23 @@ def _writing(path: pathlib.Path) -> Iterator[None]:
     ) from error
 
 
+def is_first_host() -> bool:
+  """Returns whether this process is the one that prints and writes."""
+  return jax.process_index() == 0
+
+
+def say(text: str) -> None:
+  """Prints text for the user, on the first host only.
+
+  Args:
+    text: with its line ends.
+  """
+  if is_first_host():
+    print(text, end='', flush=True)
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
-  """Writes a file beside its place and renames it there.
+  """Writes a file beside its place and renames it there; on the first host.
 
   Args:
     path: of the file.
@@ -59,6 +77,8 @@ def write_text(path: pathlib.Path, text: str) -> None:
   Raises:
     UserError: If it cannot be written; an older file is untouched then.
   """
+  if not is_first_host():
+    return
   beside = path.with_name(f'.{path.name}.{os.getpid()}')
   with _writing(path):
     try:
@@ -100,6 +120,8 @@ class Workdir:
     self.path = path
     self._metrics = path / 'metrics.jsonl'
     self._started = time.time()
+    if not is_first_host():
+      return
     try:
       with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -114,6 +136,8 @@ class Workdir:
 
   def metric(self, values: Mapping[str, Any]) -> None:
     """Appends one line of metrics."""
+    if not is_first_host():
+      return
     row = {'time/elapsed_s': round(time.time() - self._started, 3), **values}
     line = json.dumps(row, allow_nan=False) + '\n'
     with _writing(self._metrics):
@@ -158,5 +182,6 @@ def environment(model: api.LanguageModel) -> dict[str, Any]:
   return versions() | {
       'env/device_kind': devices[0].device_kind,
       'env/device_count': len(devices),
+      'env/host_count': jax.process_count(),
       'env/dtype': model.precision.dtype,
   }

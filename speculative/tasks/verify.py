@@ -20,7 +20,7 @@ from speculative.bench import metrics
 from speculative.bench import report
 from speculative.bench.compare import Divergence
 from speculative.decoding.config import DecodeConfig
-from speculative.decoding.engine import Generation
+from speculative.decoding.generation import Generation
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.tasks import common
@@ -320,7 +320,7 @@ def _finish(
       prepared.workdir.path / 'verify.md', f'{table}\n\n{summary}'
   )
   prepared.workdir.finish(found)
-  print(f'{table}\n\n{summary}', end='')
+  results.say(f'{table}\n\n{summary}')
   return TaskResult(found, exit_status=0 if passed else 1)
 
 

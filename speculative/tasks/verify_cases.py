@@ -16,7 +16,7 @@ from speculative.bench.compare import Divergence
 from speculative.bench.law import LawTest
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
-from speculative.decoding.engine import Generation
+from speculative.decoding.generation import Generation
 from speculative.drafting.config import DrafterConfig
 from speculative.tasks import verify_batching
 from speculative.tasks.verify_batching import Batching

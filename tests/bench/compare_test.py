@@ -5,6 +5,7 @@ from jax import numpy as jnp
 import numpy as np
 import pytest
 
+from speculative import api
 from speculative.bench import compare
 from speculative.models import params as params_lib
 from speculative.models import precision
@@ -111,3 +112,16 @@ def test_a_run_that_ended_has_no_gap(target, plain, other, tokens):
   assert (found.plain_token, found.other_token) == tokens
   assert found.position == 1
   assert found.logit_gap is None
+
+
+def test_every_host_can_read_logits_that_a_mesh_splits():
+  mesh = api.MeshConfig(model=8)
+  loaded = api.load('random://tiny_mesh', dtype='float32', mesh=mesh)
+  engine = loaded.engine()
+  logits_V = compare._logits_at(
+      engine.weights.target,
+      np.zeros((1, 4), np.int32),
+      np.int32(3),
+      model=engine.step.model,
+  )
+  assert logits_V.is_fully_replicated and len(logits_V.devices()) == 8

@@ -4,6 +4,7 @@ from jax import numpy as jnp
 import numpy as np
 import pytest
 
+from speculative import api
 from speculative.bench import law
 from speculative.decoding.autoregressive import Autoregressive
 from speculative.decoding.config import DecodeConfig
@@ -266,3 +267,13 @@ def test_lookup_draws_the_very_pairs_of_plain_decoding(plain):
       for engine in (with_lookup, plain)
   )
   np.testing.assert_array_equal(pairs, expected)
+
+
+def test_every_host_can_read_laws_that_a_mesh_splits():
+  mesh = api.MeshConfig(data=8)
+  loaded = api.load('random://tiny_mesh', dtype='float32', mesh=mesh)
+  engine = loaded.engine()
+  config = DecodeConfig(temperature=1.0, max_seq_len=64)
+  carry = engine.start([[1, 2, 3]] * 8, config)
+  law_BV = law._first_law(engine.weights, carry, engine.step)
+  assert law_BV.is_fully_replicated and len(law_BV.devices()) == 8

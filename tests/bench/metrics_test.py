@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from speculative.bench import metrics
-from speculative.decoding.engine import Generation
+from speculative.decoding.generation import Generation
 
 
 def _generation(

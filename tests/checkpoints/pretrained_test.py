@@ -34,7 +34,7 @@ def test_a_preset_has_the_declared_weights_and_the_byte_tokenizer(name):
   assert sum(leaf.size for leaf in jax.tree.leaves(params)) == (
       params_lib.num_params(opened.config)
   )
-  assert opened.tokenizer.vocab_size == opened.config.vocab_size
+  assert opened.tokenizer.vocab_size <= opened.config.vocab_size
   assert opened.tokenizer.fingerprint == byte_level.ByteTokenizer().fingerprint
 
 

@@ -10,7 +10,7 @@ from speculative.decoding import engine as engine_lib
 from speculative.decoding.autoregressive import Autoregressive
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
-from speculative.decoding.engine import Generation
+from speculative.decoding.generation import Generation
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
 from speculative.errors import UserError
@@ -302,3 +302,11 @@ def test_generation_counts_accepted_over_tested_and_over_drafted():
   assert generation.tokens_per_round == 8 / 4
   assert generation.acceptance_rate == 3 / 6
   assert generation.draft_yield == 3 / 8
+
+
+def test_the_watchdog_hears_of_every_call_of_the_device(knowing, monkeypatch):
+  beats = []
+  monkeypatch.setattr(engine_lib.watchdog, 'beat', lambda: beats.append(None))
+  config = DecodeConfig(max_new_tokens=9, rounds_per_call=1)
+  got = knowing.generate(_PROMPTS, config)
+  assert len(beats) == got.num_rounds > 1

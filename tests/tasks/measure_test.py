@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from speculative.decoding.config import DecodeConfig
-from speculative.decoding.engine import Generation
+from speculative.decoding.generation import Generation
 from speculative.drafting.config import DrafterConfig
 from speculative.tasks import common
 from speculative.tasks import measure

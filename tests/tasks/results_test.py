@@ -139,6 +139,7 @@ def test_the_environment_names_versions_devices_and_commit():
       'env/jaxlib',
       'env/device_kind',
       'env/device_count',
+      'env/host_count',
       'env/cpu_count',
       'env/dtype',
       'env/commit',
@@ -153,3 +154,17 @@ def test_without_git_the_commit_is_empty(monkeypatch):
   _refuse(monkeypatch, results.subprocess, 'run', errno.ENOENT)
   model = api.open_model('random://tiny', dtype='float32')
   assert results.environment(model)['env/commit'] == ''
+
+
+def test_of_several_hosts_the_first_one_writes_and_prints(
+    tmp_path, monkeypatch, get_config, capsys
+):
+  results.say('first')
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  results.say('second')
+  assert capsys.readouterr().out == 'first'
+  workdir = results.Workdir(tmp_path / 'run', get_config())
+  workdir.metric({'a': 1})
+  workdir.finish({'a': 1})
+  results.write_text(tmp_path / 'verify.md', 'text')
+  assert _names(tmp_path) == []
