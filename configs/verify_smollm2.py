@@ -45,15 +45,14 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
   )
   config.verify.drafters = ('lookup', 'lm')
   config.verify.rules = ('token', 'block')
-  # As many of each of the five kinds of rows of a mixed batch.
-  config.verify.num_samples = 2040
+  # A mixed batch has five kinds of rows, each with a fifth of these.
+  config.verify.num_samples = 2400
   config.verify.num_rows = 120
   if variant == 'batching':
     config.decode.batch_size = 8
     config.data.num_prompts = 50
     config.verify.batching = 'yes'
-    # Draws from the whole vocabulary meet a border between two unlikely tokens
-    # every few hundred, and rounding decides there.
+    config.decode.max_new_tokens = 24
     config.verify.samplers = ('greedy', 'T0.8_k40_m0.05')
     config.verify.rules = ('token',)
     config.verify.num_samples = 0

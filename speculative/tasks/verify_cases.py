@@ -77,8 +77,8 @@ class Budget:
   """How much is decoded to verify a case.
 
   Attributes:
-    num_samples: sequences drawn a kind of row for the test of the law; 0
-      leaves the laws untested.
+    num_samples: sequences drawn a case for the tests of its laws, dealt out
+      to its kinds of rows; 0 leaves the laws untested.
     num_rows: of them at once.
     false_alarm_rate: of one law test.
   """
@@ -290,7 +290,7 @@ def test_laws(
     return []
   # As many of every kind, all kinds side by side in one batch.
   num_rows = max(budget.num_rows // kinds, 1) * kinds
-  num_batches = -(-budget.num_samples * kinds // num_rows)
+  num_batches = -(-budget.num_samples // num_rows)
   pairs = law.draw_pairs(
       engine, prompt, case.rows, num_rows=num_rows, num_batches=num_batches
   )
