@@ -108,7 +108,7 @@ def get_config() -> config_dict.ConfigDict:
   # Kinds of drafters, and rules of verification; 'config' for those above.
   config.verify.drafters = ('config',)
   config.verify.rules = ('config',)
-  # Sequences drawn to test the laws of one case, dealt out to its kinds of rows,
+  # Sequences drawn to test the laws of a case, dealt out to its kinds of rows,
   # and rows at once; 0 sequences leave the laws untested.
   config.verify.num_samples = 1024
   config.verify.num_rows = 64
