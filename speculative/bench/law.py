@@ -60,13 +60,21 @@ class LawTest:
     return self.impossible == 0 and self.p_value >= false_alarm_rate
 
 
-def _unending(config: DecodeConfig) -> DecodeConfig:
-  """Returns settings whose rows have two new tokens, whatever they are."""
-  if config.min_new_tokens >= 2:
-    # The stop ids are ruled out long enough, and that is part of the law.
-    return dataclasses.replace(config, min_new_tokens=2, stop_strings=())
+def unending(config: DecodeConfig, *, num_tokens: int = 2) -> DecodeConfig:
+  """Returns settings whose rows have so many new tokens, whatever they are.
+
+  Args:
+    config: of a row.
+    num_tokens: at least 2.
+  """
+  # Stop ids that are ruled out long enough are part of the law.
+  ruled_out = config.min_new_tokens >= 2
   return dataclasses.replace(
-      config, min_new_tokens=0, stop_ids=(), stop_strings=()
+      config,
+      max_new_tokens=num_tokens,
+      min_new_tokens=2 if ruled_out else 0,
+      stop_ids=config.stop_ids if ruled_out else (),
+      stop_strings=(),
   )
 
 
@@ -86,6 +94,31 @@ def _first_law(weights: Weights, carry: Carry, step: Autoregressive):
   return step.model.placement.replicate(probs_B1V[:, 0])
 
 
+def first_laws(
+    plain: Engine,
+    texts: Sequence[Sequence[int]],
+    rows: Sequence[DecodeConfig],
+    *,
+    num_new: int = 0,
+) -> np.ndarray:
+  """Returns the law of the next token of every text.
+
+  Args:
+    plain: engine of plain decoding.
+    texts: token ids.
+    rows: how tokens are drawn, one a text.
+    num_new: how many of each text's last tokens are output, not prompt.
+
+  Returns:
+    float64 [B, V].
+  """
+  carry = plain.start(texts, rows)
+  state = carry.state
+  state = state.replace(prompt_len_B=state.prompt_len_B - num_new)
+  found = _first_law(plain.weights, Carry(state=state), plain.step)
+  return np.asarray(found, np.float64)[: len(texts)]
+
+
 def next_laws(
     plain: Engine,
     prompt: Sequence[int],
@@ -103,18 +136,12 @@ def next_laws(
   Returns:
     Float64 [V], and [len(first_tokens), V].
   """
-
-  def laws(prompts: list[list[int]], num_new: int) -> np.ndarray:
-    carry = plain.start(prompts, [_unending(config)] * len(prompts))
-    # The prompt's length stays the same: the tokens after it are output.
-    state = carry.state.replace(prompt_len_B=carry.state.prompt_len_B - num_new)
-    found = _first_law(plain.weights, Carry(state=state), plain.step)
-    return np.asarray(found, np.float64)
-
-  first_V = laws([list(prompt)], 0)[0]
+  row = unending(config)
+  first_V = first_laws(plain, [list(prompt)], [row])[0]
   if not len(first_tokens):
     return first_V, np.zeros((0, len(first_V)))
-  return first_V, laws([[*prompt, int(t)] for t in first_tokens], 1)
+  texts = [[*prompt, int(t)] for t in first_tokens]
+  return first_V, first_laws(plain, texts, [row] * len(texts), num_new=1)
 
 
 @functools.partial(jax.jit, static_argnames=('num_rows',))
@@ -160,8 +187,7 @@ def draw_pairs(
   # Room for a whole draft, so that the budget shortens no chain.
   room = 2 + engine.step.num_draft_tokens
   rows = [
-      dataclasses.replace(_unending(rows[i % len(rows)]), max_new_tokens=room)
-      for i in range(num_rows)
+      unending(rows[i % len(rows)], num_tokens=room) for i in range(num_rows)
   ]
   stop_ids_BE = config_lib.padded_ids([row.stop_ids for row in rows])
   start = engine.start([prompt], [rows[0]])

@@ -16,6 +16,7 @@ from absl import logging
 from ml_collections import config_dict
 
 from speculative import config as config_lib
+from speculative.bench import contexts
 from speculative.bench import metrics
 from speculative.bench import report
 from speculative.bench.compare import Divergence
@@ -167,8 +168,9 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
       false_alarm_rate=config.verify.false_alarm_rate / max(num_laws, 1),
   )
   outcomes, started = [], time.perf_counter()
+  texts = _Texts(prepared)
   for done, case in enumerate(cases, 1):
-    outcome = _run_case(prepared, case, budget, config.verify)
+    outcome = _run_case(prepared, case, budget, config.verify, texts)
     outcomes.append(outcome)
     logging.info(
         '%s  %s: %s',
@@ -181,11 +183,32 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   return _finish(prepared, outcomes, budget, config.verify.fault)
 
 
+class _Texts:
+  """The text after which a case's laws are tested, found once a sampler."""
+
+  def __init__(self, prepared: common.Prepared) -> None:
+    self._prepared = prepared
+    self._found: dict[tuple[str, str], list[int]] = {}
+
+  def of(self, case: Case) -> list[int]:
+    key = (case.drafter.kind, case.sampler)
+    if key not in self._found:
+      model = self._prepared.model
+      self._found[key] = contexts.most_telling(
+          self._prepared.batches[0],
+          next(row for row in case.rows if row.temperature > 0),
+          plain=model.engine(common.plain(model.drafter)),
+          engine=model.engine(case.drafter),
+      )
+    return self._found[key]
+
+
 def _run_case(
     prepared: common.Prepared,
     case: Case,
     budget: Budget,
     wanted: config_dict.ConfigDict,
+    texts: '_Texts',
 ) -> Outcome:
   """Verifies one case over all batches of prompts."""
   model = prepared.model
@@ -214,9 +237,11 @@ def _run_case(
     )
   for found in divergences:
     logging.warning('Differs from plain decoding: %s', found)
-  laws = verify_cases.test_laws(
-      case, prepared.batches[0][0], budget, plain=plain, engine=engine
-  )
+  laws = ()
+  if budget.num_samples and case.num_laws:
+    laws = verify_cases.test_laws(
+        case, texts.of(case), budget, plain=plain, engine=engine
+    )
   batching = None
   if wanted.batching == 'yes':
     batching = verify_cases.test_batching(

@@ -1,0 +1,76 @@
+"""The text that is chosen is one at which mistakes show."""
+
+from jax import numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.bench import contexts
+from speculative.decoding.autoregressive import Autoregressive
+from speculative.decoding.config import DecodeConfig
+from speculative.decoding.engine import Engine
+from speculative.decoding.loop import Weights
+from speculative.decoding.speculative import Speculative
+from speculative.drafting.lookup import Lookup
+from speculative.testing import table_model
+
+_V = 4
+# What follows a token: 0 is certain of 1; 1 is torn between 2 and 3; 2 and 3
+# may be followed by anything.
+_TABLE = np.log(
+    np.array(
+        [
+            [1e-9, 1, 1e-9, 1e-9],
+            [1e-9, 1e-9, 0.5, 0.5],
+            [0.25, 0.25, 0.25, 0.25],
+            [0.25, 0.25, 0.25, 0.25],
+        ],
+        np.float32,
+    )
+)[None]
+_CONFIG = DecodeConfig(max_new_tokens=2, temperature=1.0, max_seq_len=64)
+
+
+class _Model(table_model.TableModel):
+  """A table with the one field of a config that is asked for."""
+
+  class config:  # noqa: D106
+    vocab_size = _V
+
+
+@pytest.fixture(scope='module')
+def engines():
+  """Plain decoding, and prompt look-up."""
+  weights = Weights(target=jnp.asarray(_TABLE))
+  return (
+      Engine(Autoregressive(_Model()), weights),
+      Engine(Speculative(_Model(), Lookup(num_draft_tokens=2)), weights),
+  )
+
+
+def test_scores_by_hand(engines):
+  texts = [
+      # After 1 look-up drafts 2, of probability a half: o = 0.5, max p = 0.5.
+      [1, 2, 0, 1],
+      # After 0 the target is certain, and drafted is what it is certain of.
+      [0, 1, 2, 0],
+      # Nothing like it is in the text.
+      [1, 2, 3],
+      # Drafted with probability a quarter.
+      [2, 1, 1, 2],
+  ]
+  found = contexts.scores(*engines, texts, _CONFIG)
+  np.testing.assert_allclose(
+      found, [0.5 * 0.5 * 0.5, 0, 0, 0.25 * 0.75 * 0.75], atol=1e-6
+  )
+
+
+def test_the_text_with_the_largest_score_is_taken(engines):
+  plain, engine = engines
+  prompts = [[0, 1, 2, 0], [2, 1, 1, 2]]
+  texts = contexts.candidates(plain, prompts, _CONFIG)
+  assert texts[0] == prompts[0]
+  assert all(t[:4] in prompts for t in texts)
+  assert {len(t) for t in texts} == {4, 8, 12, 16}
+  best = contexts.most_telling(prompts, _CONFIG, plain=plain, engine=engine)
+  scores = contexts.scores(plain, engine, texts, _CONFIG)
+  assert best == texts[int(np.argmax(scores))]
