@@ -33,4 +33,7 @@ if [ -n "$failed" ]; then
   exit 1
 fi
 printf '== tests\n'
+# One process a core; the tests of a file stay together, for they share what
+# they have compiled.
+export PYTEST_ADDOPTS="-n auto --dist loadfile ${PYTEST_ADDOPTS:-}"
 exec "$ENV_PYTHON" -m pytest "$@" </dev/null
