@@ -1,9 +1,10 @@
 """Sampling parameters, the key of every random draw, and the draw itself.
 
 One rule for all randomness: key = f(row seed, position, use), where position is
-the index in the row's text of the token being decided. So a row's output does
-not depend on its neighbours, on the batch or on how many tokens a round
-brought, and no key serves two purposes.
+the index in the row's text of the token being decided, and for uses that a
+later round may repeat there also the round's own first position. So a row's
+output does not depend on its neighbours or on the batch, and no key serves two
+purposes or two rounds.
 """
 
 import math
@@ -49,7 +50,10 @@ class Sampling:
 
 
 def keys(seed_B: jax.Array, positions_BT: jax.Array, use: int) -> jax.Array:
-  """Returns the key [B, T] of every row and position for one use."""
+  """Returns the key [B, T] of every row and position for one use.
+
+  For TARGET and RESIDUAL, which decide a position for good.
+  """
 
   def one(seed: jax.Array, position: jax.Array) -> jax.Array:
     key = jax.random.fold_in(jax.random.key(seed), position)
@@ -57,6 +61,32 @@ def keys(seed_B: jax.Array, positions_BT: jax.Array, use: int) -> jax.Array:
 
   per_row = jax.vmap(one, in_axes=(None, 0))
   return jax.vmap(per_row)(seed_B, positions_BT)
+
+
+def trial_keys(
+    seed_B: jax.Array, start_B: jax.Array, positions_BT: jax.Array, use: int
+) -> jax.Array:
+  """Returns the key [B, T] of a use that may decide nothing.
+
+  For DRAFT and ACCEPT: a round tries positions that a later round tries again.
+  Where it stopped can depend on the numbers at all of them (block verification
+  keeps a prefix because the tests of longer ones failed), so that they must not
+  come back: the round's start is part of the key. It follows from the row's own
+  text, and a row still depends on nothing else.
+
+  Args:
+    seed_B: uint32.
+    start_B: int32, first position that the round decides.
+    positions_BT: int32.
+    use: DRAFT or ACCEPT.
+  """
+  B, T = positions_BT.shape
+
+  def one(key: jax.Array, start: jax.Array) -> jax.Array:
+    return jax.random.fold_in(key, start)
+
+  start_BT = jnp.broadcast_to(start_B[:, None], (B, T))
+  return jax.vmap(jax.vmap(one))(keys(seed_B, positions_BT, use), start_BT)
 
 
 def uniform(keys_BT: jax.Array) -> jax.Array:

@@ -177,7 +177,8 @@ def block_acceptance(
       draft_probs_BJV[:, 1:]
   )
   s_BJ = jnp.pad(jnp.maximum(excess_BJV, 0).sum(axis=-1), ((0, 0), (0, 1)))
-  mass_BJ = s_BJ + 1 - w_BJ
+  # In this order: s is far below one where it decides.
+  mass_BJ = s_BJ + (1 - w_BJ)
   # No mass: w = 1 and p = q, so that the next token is kept whatever this says.
   h_BJ = jnp.where(mass_BJ > 0, s_BJ / jnp.where(mass_BJ > 0, mass_BJ, 1), 1.0)
   h_BJ = jnp.where(length_J == num_valid_B1, w_BJ, h_BJ)
@@ -194,6 +195,7 @@ def reject_and_resample(
     draft_probs_BJV: jax.Array,
     target_probs_BTV: jax.Array,
     rule: str = 'token',
+    accept_use: int = sampling_lib.ACCEPT,
 ) -> Verdict:
   """Applies a lossless acceptance test to one sampled chain a row.
 
@@ -212,6 +214,8 @@ def reject_and_resample(
     draft_probs_BJV: float32, q, the very law each token was drawn from.
     target_probs_BTV: float32, p, with T = J + 1 and the same warping.
     rule: 'token' or 'block'.
+    accept_use: of the acceptance's keys; another one only to show that it is
+      caught.
 
   Returns:
     The Verdict.
@@ -228,8 +232,11 @@ def reject_and_resample(
   tokens_BJ1 = draft_tokens_BJ[..., None]
   q_BJ = jnp.take_along_axis(draft_probs_BJV, tokens_BJ1, axis=-1)[..., 0]
   p_BJ = jnp.take_along_axis(target_probs_BTV[:, :J], tokens_BJ1, -1)[..., 0]
-  accept_keys_BJ = sampling_lib.keys(
-      sampling.seed_B, positions_BT[:, :J], sampling_lib.ACCEPT
+  accept_keys_BJ = sampling_lib.trial_keys(
+      sampling.seed_B,
+      positions_BT[:, 0],
+      positions_BT[:, :J],
+      accept_use,
   )
   u_BJ = sampling_lib.uniform(accept_keys_BJ)
   if rule == 'block':

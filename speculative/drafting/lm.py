@@ -36,14 +36,19 @@ class LmState:
 
 
 def draw_with_law(
-    sampling: Sampling, logits_BV: jax.Array, position_B: jax.Array
+    sampling: Sampling,
+    logits_BV: jax.Array,
+    *,
+    start_B: jax.Array,
+    position_B: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Draws a drafted token and returns the law it was drawn from.
 
   Args:
     sampling: the rows' own, so that the draft is warped as the target is.
     logits_BV: float32, adjusted logits of the draft.
-    position_B: int32, index in the text of the drafted token.
+    start_B: int32, index in the text of the round's first token.
+    position_B: int32, index of the drafted token.
 
   Returns:
     Tokens int32 [B] and q float32 [B, V]; one-hot for greedy rows.
@@ -57,8 +62,8 @@ def draw_with_law(
 
   def sampled() -> tuple[jax.Array, jax.Array]:
     law_B1V = logits_lib.warp_probs(sampling.warping, logits_B1V)
-    keys_B1 = sampling_lib.keys(
-        sampling.seed_B, position_B[:, None], sampling_lib.DRAFT
+    keys_B1 = sampling_lib.trial_keys(
+        sampling.seed_B, start_B, position_B[:, None], sampling_lib.DRAFT
     )
     token_B1 = sampling_lib.categorical(keys_B1, law_B1V)
     return token_B1, law_B1V
@@ -133,7 +138,12 @@ class Lm:
         self._logits(params, hidden_B1D)[:, None, :],
         adjust.Drafts(tokens_BJ, before_1J),
     )
-    return draw_with_law(state.sampling, logits_B1V[:, 0], state.seq_len_B + j)
+    return draw_with_law(
+        state.sampling,
+        logits_B1V[:, 0],
+        start_B=state.seq_len_B,
+        position_B=state.seq_len_B + j,
+    )
 
   def step(
       self,

@@ -27,32 +27,21 @@ def _reject(
     target_probs_BTV: jax.Array,
     *,
     draft_tokens_BJ: jax.Array,
-    valid_BJ: jax.Array,
     draft_probs_BJV: jax.Array | None,
-    accept_use: int,
+    **how: Any,
 ) -> Verdict:
   """The right rule, but with p and the key of the acceptance as given."""
-  V = target_probs_BTV.shape[-1]
   if draft_probs_BJV is None:
+    V = target_probs_BTV.shape[-1]
     draft_probs_BJV = jax.nn.one_hot(draft_tokens_BJ, V, dtype=jnp.float32)
-  J = draft_tokens_BJ.shape[1]
-  tokens_BJ1 = draft_tokens_BJ[..., None]
-  q_BJ = jnp.take_along_axis(draft_probs_BJV, tokens_BJ1, axis=-1)[..., 0]
-  p_BJ = jnp.take_along_axis(target_probs_BTV[:, :J], tokens_BJ1, -1)[..., 0]
-  u_BJ = sampling_lib.uniform(
-      sampling_lib.keys(sampling.seed_B, positions_BT[:, :J], accept_use)
-  )
-  num_accepted_B = verify.token_acceptance(u_BJ, p_BJ, q_BJ, valid_BJ)
-  next_token_B = verify.resample(
+  return verify.reject_and_resample(
       sampling,
       positions_BT,
-      num_accepted_B=num_accepted_B,
-      refused_B=num_accepted_B < verify.num_leading(valid_BJ),
-      weights_BT=jnp.ones_like(positions_BT, jnp.float32),
+      draft_tokens_BJ=draft_tokens_BJ,
       draft_probs_BJV=draft_probs_BJV,
       target_probs_BTV=target_probs_BTV,
+      **how,
   )
-  return verify.verdict_of(num_accepted_B, valid_BJ, next_token_B)
 
 
 def independent_row_draws(
@@ -81,12 +70,9 @@ def reused_key(
     sampling: Sampling,
     logits_BTV: jax.Array,
     positions_BT: jax.Array,
-    *,
-    rule: str,
     **drafted: Any,
 ) -> Verdict:
   """Tests a drafted token with the very number that drew it."""
-  del rule
   probs_BTV = logits_lib.warp_probs(sampling.warping, logits_BTV)
   return _reject(
       sampling,
@@ -101,12 +87,9 @@ def unrenormalised_top_p(
     sampling: Sampling,
     logits_BTV: jax.Array,
     positions_BT: jax.Array,
-    *,
-    rule: str,
     **drafted: Any,
 ) -> Verdict:
   """Cuts the target's law and leaves it without a sum of one."""
-  del rule
   warping = sampling.warping
   warped_BTV = logits_lib.warp_logits(warping, logits_BTV)
   whole_BTV = jax.nn.softmax(
@@ -117,7 +100,6 @@ def unrenormalised_top_p(
       sampling,
       positions_BT,
       cut_BTV,
-      accept_use=sampling_lib.ACCEPT,
       **drafted,
   )
 

@@ -46,6 +46,25 @@ def test_keys_depend_on_seed_position_and_use_alone():
   np.testing.assert_array_equal(both[1, 1], alone[0, 0])
 
 
+def test_keys_of_a_trial_do_not_come_back_in_a_later_round():
+  """Rounds that start at 5, 6 and 7 try position 8 with three numbers."""
+  seeds = jnp.asarray([1, 1, 1], jnp.uint32)
+  starts = jnp.asarray([5, 6, 7], jnp.int32)
+  positions = jnp.asarray([[8], [8], [8]], jnp.int32)
+  seen = [
+      jax.random.key_data(
+          sampling_lib.trial_keys(seeds, starts, positions, use)
+      ).reshape(3, -1)
+      for use in (sampling_lib.DRAFT, sampling_lib.ACCEPT)
+  ]
+  seen.append(
+      jax.random.key_data(
+          sampling_lib.keys(seeds[:1], positions[:1], sampling_lib.TARGET)
+      ).reshape(1, -1)
+  )
+  assert len(np.unique(np.concatenate(seen), axis=0)) == 7
+
+
 def test_uniform_numbers_of_different_uses_are_unrelated():
   seeds = jnp.arange(50, dtype=jnp.uint32)
   positions = jnp.broadcast_to(jnp.arange(100, dtype=jnp.int32), (50, 100))

@@ -269,7 +269,10 @@ def test_frequencies_of_emitted_tokens_follow_the_target(make_sampling):
     positions = _positions(chunk, 3)
 
     def draw(law_BV, position, use):
-      keys = sampling_lib.keys(seed_B, positions[:, position, None], use)
+      at = positions[:, position, None]
+      keys = sampling_lib.keys(seed_B, at, use)
+      if use == sampling_lib.DRAFT:
+        keys = sampling_lib.trial_keys(seed_B, positions[:, 0], at, use)
       return sampling_lib.categorical(keys, law_BV[:, None])[:, 0]
 
     q0_BV = jnp.broadcast_to(q_first_V, (chunk, V))

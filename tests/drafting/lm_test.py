@@ -76,8 +76,9 @@ def test_q_is_the_law_each_token_was_drawn_from(params, make_state):
   state = make_state(_TEXTS, temperature=0.8, top_p=0.9)
   proposal = _fresh(_LM, params, state)
   index_BJ = np.array([[len(t), len(t) + 1, len(t) + 2] for t in _TEXTS])
-  keys_BJ = sampling_lib.keys(
+  keys_BJ = sampling_lib.trial_keys(
       state.sampling.seed_B,
+      state.seq_len_B,
       jnp.asarray(index_BJ, jnp.int32),
       sampling_lib.DRAFT,
   )
@@ -104,8 +105,9 @@ def test_q_of_a_bfloat16_draft_is_the_law_it_drew_from(params, make_state):
   proposal = _fresh(drafter, as_bfloat16, state)
   assert proposal.probs_BPV.dtype == jnp.float32
   np.testing.assert_allclose(proposal.probs_BPV.sum(axis=-1), 1, atol=_ATOL)
-  keys_BJ = sampling_lib.keys(
+  keys_BJ = sampling_lib.trial_keys(
       state.sampling.seed_B,
+      state.seq_len_B,
       2 + jnp.broadcast_to(jnp.arange(3, dtype=jnp.int32), (64, 3)),
       sampling_lib.DRAFT,
   )
