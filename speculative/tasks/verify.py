@@ -28,6 +28,7 @@ from speculative.tasks import common
 from speculative.tasks import results
 from speculative.tasks import verify_batching
 from speculative.tasks import verify_cases
+from speculative.tasks import verify_report
 from speculative.tasks.results import TaskResult
 from speculative.tasks.verify_cases import Budget
 from speculative.tasks.verify_cases import Case
@@ -102,14 +103,55 @@ def _check(
     raise UserError(
         f'config.verify.fault is {fault!r}; known: {", ".join(faults.FAULTS)}.'
     )
-  if fault in faults.NEED_SAMPLED_DRAFT:
-    for drafter in drafters:
-      if drafter.is_deterministic:
-        raise UserError(
-            f'the fault {fault!r} needs a draft that samples, but '
-            f'{drafter.kind!r} does not; set config.verify.drafters to '
-            "('lm',)."
-        )
+  if fault in faults.NEED_TRUNCATION and not any(
+      _truncates(name, config) for name in verify.samplers
+  ):
+    raise UserError(
+        f'the fault {fault!r} shows with top-k, top-p or min-p only; add a '
+        "sampler that has one to config.verify.samplers, such as 'T0.7_p0.9'."
+    )
+  if fault and not any(_draws(name, config) for name in verify.samplers):
+    raise UserError(
+        f'the fault {fault!r} shows in rows that draw only; add a sampler to '
+        "config.verify.samplers, such as 'T1'."
+    )
+
+
+def _rows(sampler: str, config: config_dict.ConfigDict) -> Sequence[dict]:
+  if sampler == _OWN:
+    return [config.decode.to_dict()]
+  return verify_cases.SAMPLERS[sampler]
+
+
+def _draws(sampler: str, config: config_dict.ConfigDict) -> bool:
+  return any(row.get('temperature') for row in _rows(sampler, config))
+
+
+def _truncates(sampler: str, config: config_dict.ConfigDict) -> bool:
+  """Tells whether a row that draws has its law cut."""
+  return any(
+      row.get('temperature')
+      and (row.get('top_k') or row.get('min_p') or row.get('top_p', 1.0) < 1)
+      for row in _rows(sampler, config)
+  )
+
+
+def _that_show(
+    fault: str, drafters: Sequence[DrafterConfig]
+) -> list[DrafterConfig]:
+  """Returns the drafters with which a fault can show, all without one."""
+  if fault not in faults.NEED_SAMPLED_DRAFT:
+    return list(drafters)
+  found = [d for d in drafters if not d.is_deterministic]
+  if not found:
+    raise UserError(
+        f'the fault {fault!r} needs a draft that samples, but '
+        f'{drafters[0].kind!r} does not; set config.verify.drafters to '
+        "('lm',)."
+    )
+  if len(found) < len(drafters):
+    logging.info('%s needs a sampled draft: others are left out.', fault)
+  return found
 
 
 def _check_without_laws(
@@ -146,6 +188,7 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   """
   drafters = _drafters(config, config_lib.parse(config).drafter)
   _check(config, drafters)
+  drafters = _that_show(config.verify.fault, drafters)
   prompts = config_lib.load_prompts(config)
   verify_batching.check(
       config.verify.batching,
@@ -265,38 +308,6 @@ def _run_case(
   )
 
 
-def _row(outcome: Outcome) -> dict:
-  """Returns the flat result object of one case."""
-  worst = min(outcome.laws, key=lambda test: test.p_value, default=None)
-  row = {
-      'row/name': outcome.case.name,
-      'verify/passed': outcome.passed,
-      'verify/rows_equal': outcome.num_equal,
-      'verify/rows_differ': len(outcome.divergences),
-      'decode/tokens_per_round': metrics.decode_metrics(outcome.generations)[
-          'decode/tokens_per_round'
-      ],
-  }
-  if outcome.batching is not None:
-    row |= {
-        'verify/batching_equal': outcome.batching.num_equal,
-        'verify/batching_differ': outcome.batching.num_differ,
-        'verify/first_batching_difference': next(
-            map(dataclasses.asdict, outcome.batching.differences), None
-        ),
-    }
-  if worst is not None:
-    row |= {
-        'verify/statistic': worst.statistic,
-        'verify/degrees': worst.degrees,
-        'verify/p_value': worst.p_value,
-        'verify/impossible': sum(test.impossible for test in outcome.laws),
-        'verify/samples': worst.num_samples,
-        'verify/smallest_bias': max(t.smallest_bias for t in outcome.laws),
-    }
-  return row
-
-
 def _finish(
     prepared: common.Prepared,
     outcomes: Sequence[Outcome],
@@ -306,7 +317,7 @@ def _finish(
   """Writes and prints what came out."""
   divergences = [d for outcome in outcomes for d in outcome.divergences]
   generations = [g for outcome in outcomes for g in outcome.generations]
-  rows = [_row(outcome) for outcome in outcomes]
+  rows = [verify_report.row_of(outcome) for outcome in outcomes]
   biases = [
       row['verify/smallest_bias']
       for row in rows
@@ -333,63 +344,15 @@ def _finish(
   }
   for row in rows:
     prepared.workdir.metric(row)
-  table = _table(rows)
-  verdict = 'passed' if passed else 'FAILED'
-  summary = (
-      f'{verdict}: {len(outcomes)} cases, {found["decode/tokens"]} tokens, '
-      f'{len(divergences)} rows differ'
-      f'{_said_of_laws(outcomes, budget)}{_said_of_batching(rows)}, '
-      f'{found["decode/tokens_per_round"]:.2f} tokens per round\n'
+  said = verify_report.text(
+      outcomes,
+      rows,
+      budget,
+      fault=fault,
+      num_tokens=found['decode/tokens'],
+      tokens_per_round=found['decode/tokens_per_round'],
   )
-  results.write_text(
-      prepared.workdir.path / 'verify.md', f'{table}\n\n{summary}'
-  )
+  results.write_text(prepared.workdir.path / 'verify.md', said)
   prepared.workdir.finish(found)
-  results.say(f'{table}\n\n{summary}')
+  results.say(said)
   return TaskResult(found, exit_status=0 if passed else 1)
-
-
-def _said_of_laws(outcomes: Sequence[Outcome], budget: Budget) -> str:
-  """Returns ', 3 laws tested', or that those of rows that draw were not."""
-  if not budget.num_samples and any(o.case.num_laws for o in outcomes):
-    return ', laws not tested (config.verify.num_samples is 0)'
-  return f', {sum(len(o.laws) for o in outcomes)} laws tested'
-
-
-def _said_of_batching(rows: Sequence[dict]) -> str:
-  """Returns ', 1 of 50 rows differ in batches', '' where not asked for."""
-  if 'verify/batching_differ' not in rows[0]:
-    return ''
-  differ = sum(row['verify/batching_differ'] for row in rows)
-  total = differ + sum(row['verify/batching_equal'] for row in rows)
-  return f', {differ} of {total} rows differ in batches'
-
-
-def _table(rows: Sequence[dict]) -> str:
-  columns = {
-      'case': lambda row: row['row/name'],
-      'equal': lambda row: row['verify/rows_equal'],
-      'differ': lambda row: row['verify/rows_differ'],
-      'alone = in batches': _batching_cell,
-      'statistic': lambda row: row.get('verify/statistic', ''),
-      'degrees': lambda row: row.get('verify/degrees', ''),
-      'p-value': lambda row: _digits(row, 'verify/p_value', '.2g'),
-      'samples': lambda row: row.get('verify/samples', ''),
-      'smallest bias': lambda row: _digits(row, 'verify/smallest_bias', '.3f'),
-      '': lambda row: 'passed' if row['verify/passed'] else 'FAILED',
-  }
-  if 'verify/batching_equal' not in rows[0]:
-    del columns['alone = in batches']
-  return report.table(
-      list(columns), [[cell(row) for cell in columns.values()] for row in rows]
-  )
-
-
-def _batching_cell(row: dict) -> str:
-  """Returns '49 of 50'."""
-  equal = row['verify/batching_equal']
-  return f'{equal} of {equal + row["verify/batching_differ"]}'
-
-
-def _digits(row: dict, key: str, form: str) -> str:
-  return format(row[key], form) if key in row else ''

@@ -170,6 +170,8 @@ _VERIFIERS = {
     'warp_order': warp_order,
 }
 FAULTS = (*_VERIFIERS, 'soft_q_for_argmax')
+# Without a cut law these change nothing.
+NEED_TRUNCATION = ('unrenormalised_top_p', 'warp_order')
 # These need a draft that samples.
 NEED_SAMPLED_DRAFT = ('reused_key', 'soft_q_for_argmax')
 

@@ -13,7 +13,6 @@ from speculative.decoding.speculative import Speculative
 from speculative.drafting.lookup import Lookup
 from speculative.testing import table_model
 
-_V = 4
 # What follows a token: 0 is certain of 1; 1 is torn between 2 and 3; 2 and 3
 # may be followed by anything.
 _TABLE = np.log(
@@ -30,26 +29,22 @@ _TABLE = np.log(
 _CONFIG = DecodeConfig(max_new_tokens=2, temperature=1.0, max_seq_len=64)
 
 
-class _Model(table_model.TableModel):
-  """A table with the one field of a config that is asked for."""
-
-  class config:  # noqa: D106
-    vocab_size = _V
-
-
 @pytest.fixture(scope='module')
 def engines():
   """Plain decoding, and prompt look-up."""
   weights = Weights(target=jnp.asarray(_TABLE))
   return (
-      Engine(Autoregressive(_Model()), weights),
-      Engine(Speculative(_Model(), Lookup(num_draft_tokens=2)), weights),
+      Engine(Autoregressive(table_model.TableModel()), weights),
+      Engine(
+          Speculative(table_model.TableModel(), Lookup(num_draft_tokens=2)),
+          weights,
+      ),
   )
 
 
 def test_scores_by_hand(engines):
   texts = [
-      # After 1 look-up drafts 2, of probability a half: o = 0.5, max p = 0.5.
+      # After 1 look-up drafts 2, of probability a half: o = 0.5.
       [1, 2, 0, 1],
       # After 0 the target is certain, and drafted is what it is certain of.
       [0, 1, 2, 0],
@@ -60,14 +55,14 @@ def test_scores_by_hand(engines):
   ]
   found = contexts.scores(*engines, texts, _CONFIG)
   np.testing.assert_allclose(
-      found, [0.5 * 0.5 * 0.5, 0, 0, 0.25 * 0.75 * 0.75], atol=1e-6
+      found, [0.5**4, 0, 0, 0.25**2 * 0.75**2], atol=1e-6
   )
 
 
 def test_the_text_with_the_largest_score_is_taken(engines):
   plain, engine = engines
   prompts = [[0, 1, 2, 0], [2, 1, 1, 2]]
-  texts = contexts.candidates(plain, prompts, _CONFIG)
+  texts = contexts.candidates(plain, prompts, _CONFIG, room=4)
   assert texts[0] == prompts[0]
   assert all(t[:4] in prompts for t in texts)
   assert {len(t) for t in texts} == {4, 8, 12, 16}

@@ -105,7 +105,8 @@ def test_more_samples_fewer_cells_and_more_alarms_catch_smaller_biases():
     assert len(set(biases)) == 4
     assert 0 < biases[0]
   assert bias(num=4000) == pytest.approx(bias(num=1000) / 2)
-  assert bias(degrees=0) == 0
+  # Too few samples for more than one cell test nothing.
+  assert bias(degrees=0) == 1
 
 
 def test_a_bias_of_the_size_that_is_promised_is_caught():

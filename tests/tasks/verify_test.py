@@ -159,8 +159,13 @@ def test_a_drafter_whose_tokens_all_pass_fails(run, tmp_path, capsys):
         ({'target.layers': 'scanned'}, "is 'scanned'; verify needs 'unrolled'"),
         ({'verify.fault': 'none'}, "'none'; known: independent_row_draws,"),
         (
-            {'verify.fault': 'reused_key'},
+            {'verify.fault': 'reused_key', 'decode.temperature': 0.8},
             "'reused_key' needs a draft that samples, but 'lookup' does not",
+        ),
+        ({'verify.fault': 'reused_key'}, 'shows in rows that draw only'),
+        (
+            {'verify.fault': 'warp_order', 'decode.temperature': 0.8},
+            "'warp_order' shows with top-k, top-p or min-p only",
         ),
     ],
     ids=lambda value: ','.join(value) if isinstance(value, dict) else '',
