@@ -23,6 +23,11 @@ def beat() -> None:
     watch.last_s = time.monotonic()
 
 
+def is_watching() -> bool:
+  """Whether a beat is waited for."""
+  return _WATCH.get() is not None
+
+
 @contextlib.contextmanager
 def watching(
     timeout_s: float, *, where: str = 'this process'

@@ -27,8 +27,10 @@ from speculative.errors import UserError
 
 _SMALLEST_BUCKET = 32
 _ALL_ROUNDS = np.iinfo(np.int32).max // 2
-# Rounds between two looks at the tokens where the config names no number.
+# Rounds between two looks at the tokens where the config names no number, and
+# between two signs of life where a watchdog waits for them.
 _ROUNDS_PER_LOOK = 8
+_ROUNDS_PER_BEAT = 64
 
 
 def bucket(length: int) -> int:
@@ -72,12 +74,14 @@ def check(
           f'{config.max_seq_len} at most {config.max_seq_len - 1} fit; '
           'shorten it or raise config.decode.max_seq_len.'
       )
-    outside = [i for i, _ in config.logit_bias if i >= (vocab_size or i + 1)]
-    if outside:
-      raise UserError(
-          f'row {row}: logit_bias names token id {outside[0]}, but the '
-          f'vocabulary ends at {vocab_size - 1}; leave that id out.'
-      )
+    biased = [i for i, _ in config.logit_bias]
+    for name, ids in (('logit_bias', biased), ('stop_ids', config.stop_ids)):
+      outside = [i for i in ids if i >= (vocab_size or i + 1)]
+      if outside:
+        raise UserError(
+            f'row {row}: {name} names token id {outside[0]}, but the '
+            f'vocabulary ends at {vocab_size - 1}; leave that id out.'
+        )
 
 
 def cache_slots(
@@ -232,6 +236,8 @@ class Engine:
     per_call = rows[0].rounds_per_call or (
         _ALL_ROUNDS if on_tokens is None else _ROUNDS_PER_LOOK
     )
+    if watchdog.is_watching():
+      per_call = min(per_call, _ROUNDS_PER_BEAT)
     started = time.perf_counter()
     with jax.transfer_guard('disallow'):
       num_rounds = self._put(np.int32(per_call))

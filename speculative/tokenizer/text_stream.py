@@ -1,8 +1,9 @@
 """Text of one row as its tokens come, ended exactly at a stop string.
 
-Whatever the tokens' boundaries and however many come at once, the text ends
-right before the first stop string, and the token that completes it is the last
-that counts. What may turn out to begin a stop string is held back.
+However many tokens come at once, the text ends right before the stop string
+that is complete first (of several complete with one token, the one that begins
+first), and that token is the last that counts. What may turn out to begin a
+stop string is held back.
 """
 
 from collections.abc import Iterable
