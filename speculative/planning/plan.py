@@ -3,9 +3,8 @@
 The compiler says how many collectives a program has, of what size, and how much
 memory it takes. `speculative.latency` turns that into time: weights and cache
 over the memory's bandwidth, arithmetic over the peak, and the collectives.
-Memory traffic and arithmetic are counted by hand (`latency.analytic_pass`): the
-compiler's own counts take the body of a loop once and include what moves inside
-the chip.
+Memory traffic and arithmetic are counted by hand from what is placed on a
+device (`speculative.planning.work`).
 """
 
 from collections.abc import Callable
@@ -18,14 +17,15 @@ from speculative import chips
 from speculative import latency
 from speculative import theory
 from speculative.errors import UserError
-from speculative.hlo import Collective
 from speculative.latency import Machine
 from speculative.latency import Pass
 from speculative.models.transformer import Transformer
 from speculative.planning import abstract
 from speculative.planning import programs
+from speculative.planning import work as work_lib
 from speculative.planning.programs import Program
 from speculative.planning.programs import Setting
+from speculative.planning.work import Part
 
 # Scopes of the layers' own collectives.
 _LAYER_SCOPES = ('attention', 'mlp')
@@ -74,23 +74,6 @@ class Cost:
     return sum(c.num_bytes * c.times for c in self.work.collectives)
 
 
-def as_latency(collective: Collective) -> latency.Collective:
-  """Returns a compiled collective as the latency model takes it.
-
-  One in a branch counts as if the branch were taken, and one in a loop that the
-  text does not count once.
-
-  Args:
-    collective: as compiled.
-  """
-  num_bytes = collective.num_bytes
-  if collective.kind == 'reduce-scatter':
-    num_bytes *= collective.group_size
-  return latency.Collective(
-      collective.kind, num_bytes, collective.group_size, collective.times or 1
-  )
-
-
 def layer_all_reduces(program: Program) -> int:
   """Counts the all-reduces of attention and MLP layers."""
   return sum(
@@ -110,23 +93,6 @@ def sampling_bytes(program: Program) -> int:
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-  """A pass of one model in a program.
-
-  Attributes:
-    model: which.
-    positions: tokens of each row that it scores.
-    context: of each row that it attends to.
-    times: how often the program runs it.
-  """
-
-  model: Transformer
-  positions: int
-  context: int
-  times: int = 1
-
-
 def cost(
     program: Program,
     parts: Sequence[Part],
@@ -142,20 +108,7 @@ def cost(
     batch: B, of all devices.
     machine: None where only counts are wanted.
   """
-  hbm_bytes = flops = 0.0
-  for part in parts:
-    placement = part.model.placement
-    by_hand = latency.analytic_pass(
-        part.model.config,
-        batch=-(-batch // placement.data_size),
-        positions=part.positions,
-        context=part.context,
-        model_axis=placement.model_size,
-        value_bytes=part.model.precision.param_dtype.itemsize,
-    )
-    hbm_bytes += part.times * by_hand.hbm_bytes
-    flops += part.times * by_hand.flops
-  work = Pass(hbm_bytes, flops, tuple(map(as_latency, program.collectives)))
+  work = work_lib.total(parts, program.collectives, batch=batch)
   time = None if machine is None else latency.estimate(work, machine)
   return Cost(program, work, time)
 

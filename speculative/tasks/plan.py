@@ -31,9 +31,9 @@ from speculative.models.transformer import Transformer
 from speculative.planning import plan as plan_lib
 from speculative.planning import programs
 from speculative.planning.plan import Cost
-from speculative.planning.plan import Part
 from speculative.planning.programs import Program
 from speculative.planning.programs import Setting
+from speculative.planning.work import Part
 from speculative.sharding import MeshConfig
 from speculative.tasks import plan_report
 from speculative.tasks import results
