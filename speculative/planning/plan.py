@@ -8,18 +8,23 @@ device (`speculative.planning.work`).
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import math
 
 from absl import logging
+from jax.sharding import AbstractMesh
+from jax.sharding import AxisType
 
 from speculative import chips
 from speculative import latency
+from speculative import sharding
 from speculative import theory
+from speculative.decoding import loop
 from speculative.errors import UserError
 from speculative.latency import Machine
 from speculative.latency import Pass
-from speculative.models.transformer import Transformer
 from speculative.planning import abstract
 from speculative.planning import programs
 from speculative.planning import work as work_lib
@@ -30,23 +35,6 @@ from speculative.planning.work import Part
 # Scopes of the layers' own collectives.
 _LAYER_SCOPES = ('attention', 'mlp')
 MOST_DRAFT_TOKENS = 12
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """A way to lay the draft out.
-
-  Attributes:
-    shards: devices each of its layers is split over.
-    draft_ms: one draft step; None without a latency model.
-    weights_gib: of the draft on a device.
-    num_collectives: of one draft step.
-  """
-
-  shards: int
-  draft_ms: float | None
-  weights_gib: float
-  num_collectives: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,26 +129,21 @@ def with_positions(
   )
 
 
-def memory_gib(setting: Setting) -> float:
-  """Returns weights and caches of both models on one device, in GiB."""
-  carry = abstract.carry(
-      setting.step,
-      programs.weights(setting),
-      batch=setting.batch,
-      prompt_len=setting.prompt_len,
-      max_seq_len=setting.context + setting.num_draft_tokens + 1,
-      draft=setting.draft,
+def held_gib(setting: Setting) -> float:
+  """Returns weights and caches of both models on one device, in GiB.
+
+  Args:
+    setting: its placements need no devices, only a mesh.
+  """
+  slots = setting.context + loop.slack(setting.step)
+  return (
+      sum(
+          abstract.num_bytes(abstract.params(model))
+          + work_lib.cache_bytes(model, batch=setting.batch, context=slots)
+          for model in (setting.target, setting.draft)
+      )
+      / 2**30
   )
-  return _gib([programs.weights(setting), carry])
-
-
-def weights_gib(model: Transformer) -> float:
-  """Returns a model's weights on one device, in GiB."""
-  return _gib(abstract.params(model))
-
-
-def _gib(tree) -> float:
-  return abstract.num_bytes(tree) / 2**30
 
 
 def check_fits(setting: Setting, chip: chips.Chip) -> None:
@@ -173,65 +156,146 @@ def check_fits(setting: Setting, chip: chips.Chip) -> None:
   Raises:
     UserError: By how much it is too large, and what would hold it.
   """
-  needed = memory_gib(setting)
-  room = chip.hbm_gib / chip.num_devices
+  needed, room = held_gib(setting), chip.usable_hbm_gib
   if needed <= room:
     return
   model = setting.target.placement.model_size
-  enough = model
-  while needed * model / enough > room:
-    enough *= 2
+  enough = _enough_devices(setting, room)
+  helps = programs.WHAT_HELPS
+  if enough:
+    helps = (
+        f'config.mesh.model={enough} (now {model}) would hold them, a smaller '
+        'batch, context or draft might'
+    )
   raise UserError(
       f'the models with a batch of {setting.batch} and {setting.context} '
       f'tokens of context need {needed:.1f} GiB a device, {needed - room:.1f} '
-      f'more than the {room:g} of {chip.name}; some {enough} devices along '
-      f'config.mesh.model (now {model}) would hold them, or a smaller batch, '
-      'context or draft.'
+      f'more than the {room:g} that a program may fill of {chip.name}; {helps}.'
   )
+
+
+def _enough_devices(setting: Setting, room_gib: float) -> int | None:
+  """Returns the first multiple of the model axis that holds both models."""
+  target, draft = setting.target.placement, setting.draft.placement
+  scaled = ['target']
+  if draft.model_size == target.model_size:
+    scaled.append('draft')
+  for factor in range(2, 65):
+    num = factor * target.model_size
+    mesh = AbstractMesh(
+        (target.data_size, num), ('data', 'model'), (AxisType.Auto,) * 2
+    )
+    models = {}
+    try:
+      for name in scaled:
+        model = getattr(setting, name)
+        placement = sharding.place(mesh, model.config.axis_sizes, name=name)
+        models[name] = dataclasses.replace(model, placement=placement)
+    except UserError:
+      continue
+    if held_gib(dataclasses.replace(setting, **models)) <= room_gib:
+      return num
+  return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Layouts:
+  """The ways to lay the draft out.
+
+  Attributes:
+    steps: the cost of a draft step by the devices each layer is split over.
+    left_out: why not, by the same number.
+  """
+
+  steps: Mapping[int, Cost]
+  left_out: Mapping[int, str]
+
+  @property
+  def fastest(self) -> int:
+    """Devices of the layout whose step is predicted to be fastest."""
+    return min(self.steps, key=lambda n: self.steps[n].time.total_ms)
 
 
 def draft_layouts(
     setting: Setting,
     with_shards: Callable[[int], Setting],
     machine: Machine | None,
-) -> list[tuple[Layout, Cost]]:
+    *,
+    room_gib: float = math.inf,
+) -> Layouts:
   """Compiles one draft step for every way to lay the draft out.
 
   Args:
-    setting: what is decoded.
+    setting: what is decoded; its own layout is among them.
     with_shards: returns it with the draft over a number of devices, or raises
       UserError where that does not divide it.
     machine: None where only counts are wanted.
+    room_gib: what weights and caches of both models may take on a device.
   """
-  found = []
+  steps, left_out = {}, {}
   model = setting.target.placement.model_size
+  own = setting.draft.placement.model_size
   for shards in (n for n in range(1, model + 1) if model % n == 0):
     try:
-      one = with_shards(shards)
+      one = setting if shards == own else with_shards(shards)
+      needed = held_gib(one)
+      if shards != own and needed > room_gib:
+        left_out[shards] = (
+            f'weights and caches take {needed:.2f} GiB a device, and there is '
+            f'room for {room_gib:.2f} beside what the programs need'
+        )
+        continue
+      program = programs.draft_step(one)
     except UserError as error:
-      logging.info('A draft over %d devices is left out: %s', shards, error)
+      if shards == own:
+        raise
+      left_out[shards] = str(error).rstrip('.')
       continue
-    program = programs.draft_step(one)
-    step = cost(
+    logging.info('draft step over %d: %.0f s', shards, program.compile_s)
+    steps[shards] = cost(
         program,
         [Part(one.draft, 1, one.context)],
         batch=one.batch,
         machine=machine,
     )
-    logging.info('draft step over %d: %.0f s', shards, program.compile_s)
-    layout = Layout(
-        shards=shards,
-        draft_ms=None if machine is None else step.time.total_ms,
-        weights_gib=weights_gib(one.draft),
-        num_collectives=step.num_collectives,
+  return Layouts(steps, left_out)
+
+
+def check_measured(
+    setting: Setting, chip: chips.Chip | None, measured_plain_ms: float
+) -> None:
+  """Refuses a time that no plain step can take, before anything is compiled.
+
+  Args:
+    setting: what is decoded.
+    chip: None where there is no latency model.
+    measured_plain_ms: of a plain step; 0 where nothing was measured.
+
+  Raises:
+    UserError: If it is too short for the weights, or there is no model for it.
+  """
+  if not measured_plain_ms:
+    return
+  name = f'config.plan.measured_plain_ms={measured_plain_ms:g}'
+  if chip is None:
+    raise UserError(
+        f'{name} explains nothing on CPU devices, which have no latency model; '
+        'set it to 0, or config.plan.topology to a TPU slice.'
     )
-    found.append((layout, step))
-  return found
+  part = Part(setting.target, 1, setting.context)
+  work = work_lib.count(part, batch=setting.batch)
+  floor_ms = latency.estimate(work, Machine(chip)).total_ms
+  if measured_plain_ms < floor_ms:
+    raise UserError(
+        f'{name} is less than the {floor_ms:.2f} ms that reading weights and '
+        f'cache takes on {chip.name}; check the time, the topology, '
+        'config.plan.context and config.plan.batch.'
+    )
 
 
 def make_machine(
     chip: chips.Chip | None,
-    plain: Callable[[Machine], Cost],
+    plain: Pass,
     *,
     collective_latency_us: float,
     measured_plain_ms: float,
@@ -240,19 +304,26 @@ def make_machine(
 
   Args:
     chip: None where there is no latency model.
-    plain: returns the cost of a plain step on a machine.
+    plain: what a plain step does.
     collective_latency_us: assumed, where nothing was measured.
     measured_plain_ms: time of a plain step from which the latency is fitted; 0
       where nothing was measured.
+
+  Raises:
+    UserError: If no latency explains that time.
   """
   if chip is None:
     return None
   machine = Machine(chip, collective_latency_s=collective_latency_us * 1e-6)
   if not measured_plain_ms:
     return machine
-  fitted = latency.fit_collective_latency_s(
-      measured_plain_ms, plain(machine).work, machine
-  )
+  try:
+    fitted = latency.fit_collective_latency_s(measured_plain_ms, plain, machine)
+  except UserError as error:
+    raise UserError(
+        f'config.plan.measured_plain_ms={measured_plain_ms:g} cannot be '
+        f'explained by a latency of collectives: {error}'
+    ) from error
   return dataclasses.replace(machine, collective_latency_s=fitted)
 
 

@@ -11,7 +11,7 @@ from speculative.bench import report
 from speculative.planning import plan as plan_lib
 from speculative.planning.plan import Choice
 from speculative.planning.plan import Cost
-from speculative.planning.plan import Layout
+from speculative.planning.plan import Layouts
 from speculative.planning.programs import Setting
 
 
@@ -29,7 +29,7 @@ class Plan:
     verify: the pass over K + 1 tokens.
     whole: a round.
     prefill: reading the prompts.
-    layouts: ways to lay the draft out, with the cost of a draft step.
+    layouts: ways to lay the draft out, and what a draft step costs.
     acceptances: rates to say more about.
   """
 
@@ -42,19 +42,13 @@ class Plan:
   verify: Cost
   whole: Cost
   prefill: Cost
-  layouts: tuple[tuple[Layout, Cost], ...]
+  layouts: Layouts
   acceptances: tuple[float, ...]
 
   @property
   def draft(self) -> Cost:
     """A draft step in the layout that the config names."""
-    shards = self.setting.draft.placement.model_size
-    return next(c for layout, c in self.layouts if layout.shards == shards)
-
-  @property
-  def fastest(self) -> Layout:
-    """The layout whose draft step is predicted to be fastest."""
-    return min((l for l, _ in self.layouts), key=lambda l: l.draft_ms)
+    return self.layouts.steps[self.setting.draft.placement.model_size]
 
   @property
   def memory_gib(self) -> float:
@@ -116,7 +110,7 @@ def values(plan: Plan) -> dict[str, Any]:
     return found
   choice = plan.choice(plan.acceptance)
   return found | {
-      'plan/fits': plan.memory_gib <= plan.chip.hbm_gib / plan.chip.num_devices,
+      'plan/fits': plan.memory_gib <= plan.chip.usable_hbm_gib,
       'plan/plain_ms_per_token': plan.plain.time.total_ms,
       'plan/floor_ms': plan.plain.time.hbm_ms,
       'plan/draft_ms': plan.draft.time.total_ms,
@@ -126,15 +120,15 @@ def values(plan: Plan) -> dict[str, Any]:
       'plan/speedup': choice.speedups[plan.setting.num_draft_tokens],
       'plan/best_k': choice.best_k,
       'plan/best_speedup': choice.speedups[choice.best_k],
-      'plan/fastest_draft_shards': plan.fastest.shards,
+      'plan/fastest_draft_shards': plan.layouts.fastest,
       'plan/collective_latency_us': 1e6 * plan.machine.collective_latency_s,
   }
 
 
 def _rows(plan: Plan) -> list[dict[str, Any]]:
   rows = []
-  for layout, cost in plan.layouts:
-    rows.append(_row(f'draft step over {layout.shards}', cost))
+  for shards, cost in plan.layouts.steps.items():
+    rows.append(_row(f'draft step over {shards}', cost))
   for cost in (plan.plain, plan.verify, plan.whole, plan.prefill):
     rows.append(_row(cost.program.name, cost))
   return rows
@@ -165,6 +159,10 @@ def _row(name: str, cost: Cost) -> dict[str, Any]:
 def render(plan: Plan) -> str:
   """Returns the report as Markdown."""
   parts = [_title(plan), _programs(plan)]
+  parts += [
+      f'A draft over {shards} devices is left out: {reason}.'
+      for shards, reason in plan.layouts.left_out.items()
+  ]
   if plan.machine is not None:
     parts += [_choices(plan), _advice(plan)]
   return '\n\n'.join(parts) + '\n'
@@ -218,14 +216,11 @@ def _choices(plan: Plan) -> str:
 
 
 def _advice(plan: Plan) -> str:
-  room = plan.chip.hbm_gib / plan.chip.num_devices
+  room = plan.chip.usable_hbm_gib
   fits = 'fits' if plan.memory_gib <= room else 'does not fit'
-  layout = plan.fastest
-  where = (
-      'whole on every device'
-      if layout.shards == 1
-      else f'over {layout.shards} devices'
-  )
+  shards = plan.layouts.fastest
+  where = 'whole on every device' if shards == 1 else f'over {shards} devices'
+  draft_ms = plan.layouts.steps[shards].time.total_ms
   latency_us = 1e6 * plan.machine.collective_latency_s
   in_layers = plan_lib.layer_all_reduces(plan.whole.program)
   sampling = plan_lib.sampling_bytes(plan.whole.program)
@@ -234,6 +229,6 @@ def _advice(plan: Plan) -> str:
       f'{plan.plain.time.hbm_ms:.2f}), a round {plan.round_ms:.2f} ms with '
       f'{in_layers} all-reduces in layers and {sampling} bytes exchanged for '
       f'sampling. {plan.memory_gib:.2f} GiB {fits} into {room:g} GiB. The '
-      f'draft is fastest {where}: {layout.draft_ms:.2f} ms a step. One '
+      f'draft is fastest {where}: {draft_ms:.2f} ms a step. One '
       f'collective is taken to cost {latency_us:.1f} us beside its bytes.'
   )
