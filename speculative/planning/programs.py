@@ -47,7 +47,6 @@ class Program:
     compiler_bytes: memory traffic as the compiler counts it; the body of a loop
       counts once, and what moves between fast and slow memory is in it too.
     compiler_flops: arithmetic as it counts it, bodies of loops once.
-    aliased_bytes: results that take the place of arguments.
     compile_s: seconds.
   """
 
@@ -57,7 +56,6 @@ class Program:
   memory_bytes: int
   compiler_bytes: float
   compiler_flops: float
-  aliased_bytes: int
   compile_s: float
 
 
@@ -136,7 +134,6 @@ def compile_program(
       + memory.generated_code_size_in_bytes,
       compiler_bytes=cost.get('bytes accessed', 0.0),
       compiler_flops=cost.get('flops', 0.0),
-      aliased_bytes=memory.alias_size_in_bytes,
       compile_s=time.perf_counter() - started,
   )
 

@@ -344,14 +344,15 @@ def _write(
     config: config_dict.ConfigDict,
     path: pathlib.Path,
 ) -> None:
-  """Writes the workdir, and prints the report."""
+  """Writes the workdir, and prints the report without its appendix."""
   workdir = results.Workdir(path, config)
   for row in found['rows']:
     workdir.metric(row)
   text = plan_report.render(plan)
   if config.plan.account == 'chen2023':
     text += '\n' + calibration.render(calibration.account())
-  results.write_text(workdir.path / 'plan.md', text)
+  whole = f'{text}\n{plan_report.appendix(plan)}'
+  results.write_text(workdir.path / 'plan.md', whole)
   workdir.finish(found)
   print(text, end='')
 

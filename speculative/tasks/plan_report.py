@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from speculative import chips
+from speculative import hlo
 from speculative import latency
 from speculative.bench import report
 from speculative.planning import plan as plan_lib
@@ -144,6 +145,8 @@ def _row(name: str, cost: Cost) -> dict[str, Any]:
       'plan/collective_bytes': cost.collective_bytes,
       'plan/hbm_bytes': cost.work.hbm_bytes,
       'plan/flops': cost.work.flops,
+      'plan/compiler_bytes': program.compiler_bytes,
+      'plan/compiler_flops': program.compiler_flops,
       'plan/compile_s': round(program.compile_s, 1),
   }
   if cost.time is not None:
@@ -168,6 +171,62 @@ def render(plan: Plan) -> str:
   return '\n\n'.join(parts) + '\n'
 
 
+def appendix(plan: Plan) -> str:
+  """Returns what the report rests on: assumptions, and every collective."""
+  parts = ['## What is assumed', _assumptions(plan), '## Collectives']
+  named = {
+      f'draft step over {shards}': cost
+      for shards, cost in plan.layouts.steps.items()
+  }
+  costs = (plan.plain, plan.verify, plan.whole, plan.prefill)
+  named |= {cost.program.name: cost for cost in costs}
+  for name, cost in named.items():
+    found = cost.program.collectives
+    parts += [f'### {name}', hlo.table(found) if found else 'None.']
+  return '\n\n'.join(parts) + '\n'
+
+
+def _assumptions(plan: Plan) -> str:
+  context = plan.setting.context
+  in_branches = sum(
+      c.times or 1 for c in plan.whole.program.collectives if c.branches
+  )
+  lines = [
+      'GiB is what the compiler says a program takes: arguments, results that '
+      'do not replace them, temporaries and code.',
+      'HBM GB and GFLOP are counted by hand from what is placed on a device: '
+      'its weights once a pass, and of the cache '
+      f'{context} tokens a row in every pass, full or not; activations are '
+      'left out. The columns of the compiler are its own counts, which take '
+      'the body of a loop once (layers are scanned) and include what moves '
+      'between fast and slow memory.',
+      "Collectives are the compiler's. Every branch of a conditional counts "
+      f'as taken, greedy and sampled: {in_branches} of the '
+      f'{plan.whole.num_collectives} of a round stand in one.',
+  ]
+  if plan.machine is not None:
+    lines += [
+        'Bandwidth and peak are those of the data sheet '
+        f'({plan.chip.hbm_bytes_per_s / 1e9:g} GB/s, '
+        f'{plan.chip.bf16_flops / 1e12:g} TFLOP/s a chip), so a time is a '
+        'floor.',
+        'Reading and arithmetic overlap perfectly; collectives overlap with '
+        'nothing.',
+        'A collective runs on one ring wound through all chips of its group, '
+        'with both directions of its links in use '
+        f'({plan.chip.ici_axis_bytes_per_s / 1e9:g} GB/s).',
+        'One latency for a collective of any kind, size and group; what a '
+        'step costs beside reading, arithmetic and collectives is left out, '
+        'or, where the latency is fitted, is in it.',
+        'Every drafted token is accepted with one probability, independent of '
+        'the others.',
+        'A round costs K draft steps over one token each and the verify pass; '
+        'a pass over another number of tokens than was compiled is scaled '
+        'from the two that were.',
+    ]
+  return '\n'.join(f'* {line}' for line in lines)
+
+
 def _title(plan: Plan) -> str:
   setting = plan.setting
   mesh = dict(setting.target.placement.mesh.shape)
@@ -180,6 +239,7 @@ def _title(plan: Plan) -> str:
 
 def _programs(plan: Plan) -> str:
   header = ['program', 'GiB', 'collectives', 'their MB', 'HBM GB', 'GFLOP']
+  header += ['compiler: GB', 'GFLOP']
   header += (
       [] if plan.machine is None else ['HBM ms', 'FLOP ms', 'links ms', 'ms']
   )
@@ -192,6 +252,8 @@ def _programs(plan: Plan) -> str:
         row['plan/collective_bytes'] / 1e6,
         row['plan/hbm_bytes'] / 1e9,
         row['plan/flops'] / 1e9,
+        row['plan/compiler_bytes'] / 1e9,
+        row['plan/compiler_flops'] / 1e9,
     ]
     if plan.machine is not None:
       names = ('hbm_ms', 'flops_ms', 'collectives_ms', 'ms')

@@ -69,7 +69,14 @@ def test_every_program_and_layout_is_counted(found):
   assert results['plan/sampling_collective_bytes'] == 4 * 512 * (5 + 4)
   assert results['plan/topology'] == 'cpu:8'
   assert json.loads((path / 'results.json').read_text()) == results
-  assert 'draft step over 8' in (path / 'plan.md').read_text()
+  text = (path / 'plan.md').read_text()
+  # Every program has its table of collectives, as compiled.
+  assert '### draft step over 8\n\n| kind | result' in text
+  assert '### draft step over 1\n\nNone.' in text
+  # Of verification two in each of three layers, and the embedding's.
+  assert '| all-reduce | f32[1,5,32] | 8 | 640 | 3 | 7 |' in text
+  assert 'its weights once a pass, and of the cache 32 tokens' in text
+  assert rows['plain']['plan/compiler_flops'] > 0
   # There is no latency model of a CPU, and nothing pretends to one.
   assert 'plan/plain_ms_per_token' not in results
   assert 'plan/ms' not in rows['plain']
@@ -213,4 +220,5 @@ def test_a_predicted_time_follows_from_the_counts(get_plan, tmp_path, on_v5e):
       results['plan/round_ms'], rel=0.01
   )
   text = (tmp_path / 'run/plan.md').read_text()
+  assert 'Reading and arithmetic overlap perfectly' in text
   assert '0.851' in text, 'the acceptance that HumanEval implies'
