@@ -60,30 +60,9 @@ class Chip:
   num_devices: int = 1
 
   @property
-  def hbm_bytes(self) -> float:
-    return self.hbm_gib * 2**30
-
-  @property
-  def ici_links(self) -> int:
-    return 2 * self.ici_axes
-
-  @property
   def ici_axis_bytes_per_s(self) -> float:
     """Both directions of one axis: what a ring around it can send a chip."""
     return 2 * self.ici_link_bytes_per_s
-
-  @property
-  def ici_bytes_per_s(self) -> float:
-    """All links, both directions counted: the pages' figure for a chip."""
-    return 2 * self.ici_links * self.ici_link_bytes_per_s
-
-  @property
-  def critical_rows(self) -> float:
-    """Rows in a bfloat16 pass from which arithmetic outlasts the weights.
-
-    A weight is read once (2 bytes) and used 2 FLOPs a row.
-    """
-    return self.bf16_flops / self.hbm_bytes_per_s
 
 
 _V4 = Chip(

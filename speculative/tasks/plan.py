@@ -20,6 +20,7 @@ import jax
 from ml_collections import config_dict
 
 from speculative import calibration
+from speculative import calibration_report
 from speculative import chips
 from speculative import config as config_lib
 from speculative import sharding
@@ -350,7 +351,7 @@ def _write(
     workdir.metric(row)
   text = plan_report.render(plan)
   if config.plan.account == 'chen2023':
-    text += '\n' + calibration.render(calibration.account())
+    text += '\n' + calibration_report.render(calibration.account())
   whole = f'{text}\n{plan_report.appendix(plan)}'
   results.write_text(workdir.path / 'plan.md', whole)
   workdir.finish(found)
