@@ -22,7 +22,7 @@ Sources, for each field:
   TB/s / 256 chips / 4 links = 50 GB/s) and v6e (100 GB/s); for v4 it gives 45
   (1.1 PB/s / 4096 / 6). https://jax-ml.github.io/scaling-book/tpus/ reckons
   with 45 and 90 for all, what is left of 50 and 100 in practice.
-* `usable_hbm_gib`: what the compiler of libtpu 0.0.x says is there when a
+* `usable_hbm_gib`: what the compiler of libtpu 0.0.52 says is there when a
   program is too large ("available HBM"), a device; the system takes the rest.
 * `ici_axes`: 2D torus (4 links) or 3D torus (6 links), the same pages.
 """
