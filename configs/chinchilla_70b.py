@@ -2,7 +2,7 @@
 
   python -m speculative.run --config=configs/chinchilla_70b.py --workdir=DIR
 
-Needs libtpu (`pip install 'speculative[tpu]'`), no TPU; some three minutes on
+Needs libtpu (`pip install 'speculative[tpu]'`), no TPU; one to three minutes on
 two cores. Chen et al. (arXiv:2302.01318): Chinchilla and a draft of 8 layers,
 made wide rather than deep, K = 4. The layers are Gopher's with an MLP of two
 matrices. Here they have 64.7B and 3.8B parameters: the 70B and 4B of the paper

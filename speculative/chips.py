@@ -22,6 +22,8 @@ Sources, for each field:
   TB/s / 256 chips / 4 links = 50 GB/s) and v6e (100 GB/s); for v4 it gives 45
   (1.1 PB/s / 4096 / 6). https://jax-ml.github.io/scaling-book/tpus/ reckons
   with 45 and 90 for all, what is left of 50 and 100 in practice.
+* `usable_hbm_gib`: what the compiler of libtpu 0.0.52 says is there when a
+  program is too large ("available HBM"), a device; the system takes the rest.
 * `ici_axes`: 2D torus (4 links) or 3D torus (6 links), the same pages.
 """
 
@@ -39,6 +41,7 @@ class Chip:
   Attributes:
     name: as `jax` and Google Cloud spell the generation, in lower case.
     hbm_gib: capacity of its memory in GiB, before the system takes its share.
+    usable_hbm_gib: what a program may fill of one device's share.
     hbm_bytes_per_s: what that memory can be read with.
     bf16_flops: multiply-adds in bfloat16 count as two.
     ici_link_bytes_per_s: one link to a neighbour, one direction.
@@ -49,6 +52,7 @@ class Chip:
 
   name: str
   hbm_gib: float
+  usable_hbm_gib: float
   hbm_bytes_per_s: float
   bf16_flops: float
   ici_link_bytes_per_s: float
@@ -56,35 +60,15 @@ class Chip:
   num_devices: int = 1
 
   @property
-  def hbm_bytes(self) -> float:
-    return self.hbm_gib * 2**30
-
-  @property
-  def ici_links(self) -> int:
-    return 2 * self.ici_axes
-
-  @property
   def ici_axis_bytes_per_s(self) -> float:
     """Both directions of one axis: what a ring around it can send a chip."""
     return 2 * self.ici_link_bytes_per_s
-
-  @property
-  def ici_bytes_per_s(self) -> float:
-    """All links, both directions counted: the pages' figure for a chip."""
-    return 2 * self.ici_links * self.ici_link_bytes_per_s
-
-  @property
-  def critical_rows(self) -> float:
-    """Rows in a bfloat16 pass from which arithmetic outlasts the weights.
-
-    A weight is read once (2 bytes) and used 2 FLOPs a row.
-    """
-    return self.bf16_flops / self.hbm_bytes_per_s
 
 
 _V4 = Chip(
     name='v4',
     hbm_gib=32,
+    usable_hbm_gib=30.75,
     # The page rounds to 1200 GB/s, jax's table to 1.23e12; 4 HBM2 stacks of
     # 1024 bits at 2.4 Gbit/s are 1228.8e9.
     hbm_bytes_per_s=1228e9,
@@ -95,6 +79,7 @@ _V4 = Chip(
 _V5E = Chip(
     name='v5e',
     hbm_gib=16,
+    usable_hbm_gib=15.75,
     # A later edition of the page says 800 GiB/s, 859e9; jax has 8.20e11.
     hbm_bytes_per_s=819e9,
     bf16_flops=197e12,
@@ -105,6 +90,7 @@ _V5P = Chip(
     name='v5p',
     # jax's table has 103e9 bytes, 96 GiB.
     hbm_gib=95,
+    usable_hbm_gib=95.73,
     # 2575 GiB/s on the page's later edition, the same; jax has 2.46e12.
     hbm_bytes_per_s=2765e9,
     bf16_flops=459e12,
@@ -114,6 +100,7 @@ _V5P = Chip(
 _V6E = Chip(
     name='v6e',
     hbm_gib=32,
+    usable_hbm_gib=31.24,
     # 1640 on older editions of the page, 1638 on the newest.
     hbm_bytes_per_s=1638e9,
     bf16_flops=918e12,
@@ -123,6 +110,7 @@ _V6E = Chip(
 _TPU7X = Chip(
     name='tpu7x',
     hbm_gib=192,
+    usable_hbm_gib=94.74,
     # Google's announcement of Ironwood: 7.37 TB/s; jax's table has 7.40e12.
     hbm_bytes_per_s=7370e9,
     # 4614e12 in float8.

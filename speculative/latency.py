@@ -156,16 +156,6 @@ class PassTime:
   def collectives_ms(self) -> float:
     return self.wire_ms + self.collective_latency_ms
 
-  @property
-  def bound(self) -> str:
-    """What takes the largest part: 'hbm', 'flops' or 'collectives'."""
-    parts = {
-        'hbm': self.hbm_ms,
-        'flops': self.flops_ms,
-        'collectives': self.collectives_ms,
-    }
-    return max(parts, key=parts.get)
-
 
 # Bytes that a device sends over those of the whole array, for a group of n.
 _WIRE_SHARE = {

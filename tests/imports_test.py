@@ -36,6 +36,7 @@ _LEVELS = {
     'latency': 3,
     'bench': 4,
     'calibration': 4,
+    'calibration_report': 4,
     'checkpoints': 4,
     'drafting': 4,
     'train': 4,

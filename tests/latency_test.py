@@ -59,18 +59,6 @@ def test_a_pass_by_hand():
   assert time.collective_latency_ms == pytest.approx(0.05, rel=1e-12)
   # Reading hides behind arithmetic, nothing behind collectives.
   assert time.total_ms == pytest.approx(2 + 0.1 + 0.05 + 0.2, rel=1e-12)
-  assert time.bound == 'flops'
-
-
-@pytest.mark.parametrize(
-    'work, bound',
-    [
-        (latency.Pass(819e6, 1e9), 'hbm'),
-        (latency.Pass(1e6, 1e9, (('all-gather', 1e8, 2, 1),)), 'collectives'),
-    ],
-)
-def test_what_a_pass_waits_for(work, bound):
-  assert latency.estimate(work, _V5E).bound == bound
 
 
 @pytest.mark.parametrize(

@@ -136,17 +136,20 @@ def carry(
   return Carry(state=state, drafter_state=drafter_state)
 
 
+def device_shape(struct: Struct) -> tuple[int, ...]:
+  """Returns the shape of what one device holds of a struct."""
+  if struct.sharding is None:
+    return struct.shape
+  return struct.sharding.shard_shape(struct.shape)
+
+
 def num_bytes(tree: Any) -> int:
   """Returns what structs take on one device.
 
   Args:
     tree: of structs, with or without shardings.
   """
-
-  def one(x: Struct) -> int:
-    shape = x.shape
-    if x.sharding is not None:
-      shape = x.sharding.shard_shape(shape)
-    return math.prod(shape) * x.dtype.itemsize
-
-  return sum(map(one, jax.tree.leaves(tree)))
+  return sum(
+      math.prod(device_shape(x)) * x.dtype.itemsize
+      for x in jax.tree.leaves(tree)
+  )

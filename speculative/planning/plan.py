@@ -3,50 +3,38 @@
 The compiler says how many collectives a program has, of what size, and how much
 memory it takes. `speculative.latency` turns that into time: weights and cache
 over the memory's bandwidth, arithmetic over the peak, and the collectives.
-Memory traffic and arithmetic are counted by hand (`latency.analytic_pass`): the
-compiler's own counts take the body of a loop once and include what moves inside
-the chip.
+Memory traffic and arithmetic are counted by hand from what is placed on a
+device (`speculative.planning.work`).
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import math
 
 from absl import logging
+from jax.sharding import AbstractMesh
+from jax.sharding import AxisType
 
 from speculative import chips
 from speculative import latency
+from speculative import sharding
 from speculative import theory
+from speculative.decoding import loop
 from speculative.errors import UserError
-from speculative.hlo import Collective
 from speculative.latency import Machine
 from speculative.latency import Pass
-from speculative.models.transformer import Transformer
 from speculative.planning import abstract
 from speculative.planning import programs
+from speculative.planning import work as work_lib
 from speculative.planning.programs import Program
 from speculative.planning.programs import Setting
+from speculative.planning.work import Part
 
 # Scopes of the layers' own collectives.
 _LAYER_SCOPES = ('attention', 'mlp')
 MOST_DRAFT_TOKENS = 12
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """A way to lay the draft out.
-
-  Attributes:
-    shards: devices each of its layers is split over.
-    draft_ms: one draft step; None without a latency model.
-    weights_gib: of the draft on a device.
-    num_collectives: of one draft step.
-  """
-
-  shards: int
-  draft_ms: float | None
-  weights_gib: float
-  num_collectives: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,23 +62,6 @@ class Cost:
     return sum(c.num_bytes * c.times for c in self.work.collectives)
 
 
-def as_latency(collective: Collective) -> latency.Collective:
-  """Returns a compiled collective as the latency model takes it.
-
-  One in a branch counts as if the branch were taken, and one in a loop that the
-  text does not count once.
-
-  Args:
-    collective: as compiled.
-  """
-  num_bytes = collective.num_bytes
-  if collective.kind == 'reduce-scatter':
-    num_bytes *= collective.group_size
-  return latency.Collective(
-      collective.kind, num_bytes, collective.group_size, collective.times or 1
-  )
-
-
 def layer_all_reduces(program: Program) -> int:
   """Counts the all-reduces of attention and MLP layers."""
   return sum(
@@ -110,23 +81,6 @@ def sampling_bytes(program: Program) -> int:
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-  """A pass of one model in a program.
-
-  Attributes:
-    model: which.
-    positions: tokens of each row that it scores.
-    context: of each row that it attends to.
-    times: how often the program runs it.
-  """
-
-  model: Transformer
-  positions: int
-  context: int
-  times: int = 1
-
-
 def cost(
     program: Program,
     parts: Sequence[Part],
@@ -142,20 +96,7 @@ def cost(
     batch: B, of all devices.
     machine: None where only counts are wanted.
   """
-  hbm_bytes = flops = 0.0
-  for part in parts:
-    placement = part.model.placement
-    by_hand = latency.analytic_pass(
-        part.model.config,
-        batch=-(-batch // placement.data_size),
-        positions=part.positions,
-        context=part.context,
-        model_axis=placement.model_size,
-        value_bytes=part.model.precision.param_dtype.itemsize,
-    )
-    hbm_bytes += part.times * by_hand.hbm_bytes
-    flops += part.times * by_hand.flops
-  work = Pass(hbm_bytes, flops, tuple(map(as_latency, program.collectives)))
+  work = work_lib.total(parts, program.collectives, batch=batch)
   time = None if machine is None else latency.estimate(work, machine)
   return Cost(program, work, time)
 
@@ -188,26 +129,21 @@ def with_positions(
   )
 
 
-def memory_gib(setting: Setting) -> float:
-  """Returns weights and caches of both models on one device, in GiB."""
-  carry = abstract.carry(
-      setting.step,
-      programs.weights(setting),
-      batch=setting.batch,
-      prompt_len=setting.prompt_len,
-      max_seq_len=setting.context + setting.num_draft_tokens + 1,
-      draft=setting.draft,
+def held_gib(setting: Setting) -> float:
+  """Returns weights and caches of both models on one device, in GiB.
+
+  Args:
+    setting: its placements need no devices, only a mesh.
+  """
+  slots = setting.context + loop.slack(setting.step)
+  return (
+      sum(
+          abstract.num_bytes(abstract.params(model))
+          + work_lib.cache_bytes(model, batch=setting.batch, context=slots)
+          for model in (setting.target, setting.draft)
+      )
+      / 2**30
   )
-  return _gib([programs.weights(setting), carry])
-
-
-def weights_gib(model: Transformer) -> float:
-  """Returns a model's weights on one device, in GiB."""
-  return _gib(abstract.params(model))
-
-
-def _gib(tree) -> float:
-  return abstract.num_bytes(tree) / 2**30
 
 
 def check_fits(setting: Setting, chip: chips.Chip) -> None:
@@ -220,65 +156,146 @@ def check_fits(setting: Setting, chip: chips.Chip) -> None:
   Raises:
     UserError: By how much it is too large, and what would hold it.
   """
-  needed = memory_gib(setting)
-  room = chip.hbm_gib / chip.num_devices
+  needed, room = held_gib(setting), chip.usable_hbm_gib
   if needed <= room:
     return
   model = setting.target.placement.model_size
-  enough = model
-  while needed * model / enough > room:
-    enough *= 2
+  enough = _enough_devices(setting, room)
+  helps = programs.WHAT_HELPS
+  if enough:
+    helps = (
+        f'config.mesh.model={enough} (now {model}) would hold them, a smaller '
+        'batch, context or draft might'
+    )
   raise UserError(
       f'the models with a batch of {setting.batch} and {setting.context} '
       f'tokens of context need {needed:.1f} GiB a device, {needed - room:.1f} '
-      f'more than the {room:g} of {chip.name}; some {enough} devices along '
-      f'config.mesh.model (now {model}) would hold them, or a smaller batch, '
-      'context or draft.'
+      f'more than the {room:g} that a program may fill of {chip.name}; {helps}.'
   )
+
+
+def _enough_devices(setting: Setting, room_gib: float) -> int | None:
+  """Returns the first multiple of the model axis that holds both models."""
+  target, draft = setting.target.placement, setting.draft.placement
+  scaled = ['target']
+  if draft.model_size == target.model_size:
+    scaled.append('draft')
+  for factor in range(2, 65):
+    num = factor * target.model_size
+    mesh = AbstractMesh(
+        (target.data_size, num), ('data', 'model'), (AxisType.Auto,) * 2
+    )
+    models = {}
+    try:
+      for name in scaled:
+        model = getattr(setting, name)
+        placement = sharding.place(mesh, model.config.axis_sizes, name=name)
+        models[name] = dataclasses.replace(model, placement=placement)
+    except UserError:
+      continue
+    if held_gib(dataclasses.replace(setting, **models)) <= room_gib:
+      return num
+  return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Layouts:
+  """The ways to lay the draft out.
+
+  Attributes:
+    steps: the cost of a draft step by the devices each layer is split over.
+    left_out: why not, by the same number.
+  """
+
+  steps: Mapping[int, Cost]
+  left_out: Mapping[int, str]
+
+  @property
+  def fastest(self) -> int:
+    """Devices of the layout whose step is predicted to be fastest."""
+    return min(self.steps, key=lambda n: self.steps[n].time.total_ms)
 
 
 def draft_layouts(
     setting: Setting,
     with_shards: Callable[[int], Setting],
     machine: Machine | None,
-) -> list[tuple[Layout, Cost]]:
+    *,
+    room_gib: float = math.inf,
+) -> Layouts:
   """Compiles one draft step for every way to lay the draft out.
 
   Args:
-    setting: what is decoded.
+    setting: what is decoded; its own layout is among them.
     with_shards: returns it with the draft over a number of devices, or raises
       UserError where that does not divide it.
     machine: None where only counts are wanted.
+    room_gib: what weights and caches of both models may take on a device.
   """
-  found = []
+  steps, left_out = {}, {}
   model = setting.target.placement.model_size
+  own = setting.draft.placement.model_size
   for shards in (n for n in range(1, model + 1) if model % n == 0):
     try:
-      one = with_shards(shards)
+      one = setting if shards == own else with_shards(shards)
+      needed = held_gib(one)
+      if shards != own and needed > room_gib:
+        left_out[shards] = (
+            f'weights and caches take {needed:.2f} GiB a device, and there is '
+            f'room for {room_gib:.2f} beside what the programs need'
+        )
+        continue
+      program = programs.draft_step(one)
     except UserError as error:
-      logging.info('A draft over %d devices is left out: %s', shards, error)
+      if shards == own:
+        raise
+      left_out[shards] = str(error).rstrip('.')
       continue
-    program = programs.draft_step(one)
-    step = cost(
+    logging.info('draft step over %d: %.0f s', shards, program.compile_s)
+    steps[shards] = cost(
         program,
         [Part(one.draft, 1, one.context)],
         batch=one.batch,
         machine=machine,
     )
-    logging.info('draft step over %d: %.0f s', shards, program.compile_s)
-    layout = Layout(
-        shards=shards,
-        draft_ms=None if machine is None else step.time.total_ms,
-        weights_gib=weights_gib(one.draft),
-        num_collectives=step.num_collectives,
+  return Layouts(steps, left_out)
+
+
+def check_measured(
+    setting: Setting, chip: chips.Chip | None, measured_plain_ms: float
+) -> None:
+  """Refuses a time that no plain step can take, before anything is compiled.
+
+  Args:
+    setting: what is decoded.
+    chip: None where there is no latency model.
+    measured_plain_ms: of a plain step; 0 where nothing was measured.
+
+  Raises:
+    UserError: If it is too short for the weights, or there is no model for it.
+  """
+  if not measured_plain_ms:
+    return
+  name = f'config.plan.measured_plain_ms={measured_plain_ms:g}'
+  if chip is None:
+    raise UserError(
+        f'{name} explains nothing on CPU devices, which have no latency model; '
+        'set it to 0, or config.plan.topology to a TPU slice.'
     )
-    found.append((layout, step))
-  return found
+  part = Part(setting.target, 1, setting.context)
+  work = work_lib.count(part, batch=setting.batch)
+  floor_ms = latency.estimate(work, Machine(chip)).total_ms
+  if measured_plain_ms < floor_ms:
+    raise UserError(
+        f'{name} is less than the {floor_ms:.2f} ms that reading weights and '
+        f'cache takes on {chip.name}; check the time, the topology, '
+        'config.plan.context and config.plan.batch.'
+    )
 
 
 def make_machine(
     chip: chips.Chip | None,
-    plain: Callable[[Machine], Cost],
+    plain: Pass,
     *,
     collective_latency_us: float,
     measured_plain_ms: float,
@@ -287,19 +304,26 @@ def make_machine(
 
   Args:
     chip: None where there is no latency model.
-    plain: returns the cost of a plain step on a machine.
+    plain: what a plain step does.
     collective_latency_us: assumed, where nothing was measured.
     measured_plain_ms: time of a plain step from which the latency is fitted; 0
       where nothing was measured.
+
+  Raises:
+    UserError: If no latency explains that time.
   """
   if chip is None:
     return None
   machine = Machine(chip, collective_latency_s=collective_latency_us * 1e-6)
   if not measured_plain_ms:
     return machine
-  fitted = latency.fit_collective_latency_s(
-      measured_plain_ms, plain(machine).work, machine
-  )
+  try:
+    fitted = latency.fit_collective_latency_s(measured_plain_ms, plain, machine)
+  except UserError as error:
+    raise UserError(
+        f'config.plan.measured_plain_ms={measured_plain_ms:g} cannot be '
+        f'explained by a latency of collectives: {error}'
+    ) from error
   return dataclasses.replace(machine, collective_latency_s=fitted)
 
 

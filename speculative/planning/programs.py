@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import re
 import time
 from typing import Any
 
@@ -16,9 +17,21 @@ from speculative.decoding.autoregressive import Autoregressive
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
 from speculative.drafting.lm import Lm
+from speculative.errors import UserError
 from speculative.hlo import Collective
 from speculative.models.transformer import Transformer
 from speculative.planning import abstract
+
+_SIZES = re.compile(r'\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)G')
+_GIB = {'K': 2**-20, 'M': 2**-10, 'G': 1, 'T': 2**10}
+WHAT_HELPS = (
+    'more devices along config.mesh.model or a smaller batch, context or draft '
+    'would help'
+)
+
+
+class DoesNotFitError(UserError):
+  """A program needs more memory than a device has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +47,6 @@ class Program:
     compiler_bytes: memory traffic as the compiler counts it; the body of a loop
       counts once, and what moves between fast and slow memory is in it too.
     compiler_flops: arithmetic as it counts it, bodies of loops once.
-    aliased_bytes: results that take the place of arguments.
     compile_s: seconds.
   """
 
@@ -44,7 +56,6 @@ class Program:
   memory_bytes: int
   compiler_bytes: float
   compiler_flops: float
-  aliased_bytes: int
   compile_s: float
 
 
@@ -59,6 +70,7 @@ class Setting:
     batch: B.
     prompt_len: T of the prompts' bucket.
     context: longest text, prompt and output together.
+    rule: of verification.
   """
 
   target: Transformer
@@ -67,6 +79,7 @@ class Setting:
   batch: int
   prompt_len: int
   context: int
+  rule: str = 'token'
 
   @property
   def drafter(self) -> Lm:
@@ -80,7 +93,7 @@ class Setting:
   @property
   def step(self) -> Speculative:
     """The round."""
-    return Speculative(self.target, self.drafter)
+    return Speculative(self.target, self.drafter, rule=self.rule)
 
 
 def compile_program(
@@ -96,10 +109,18 @@ def compile_program(
 
   Returns:
     The Program.
+
+  Raises:
+    DoesNotFitError: By how much it is too large, as the compiler says.
   """
   started = time.perf_counter()
   jitted = jax.jit(function, donate_argnums=donated)
-  compiled = jitted.lower(*args).compile()
+  try:
+    compiled = jitted.lower(*args).compile()
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    raise DoesNotFitError(_too_large(name, str(error))) from error
   memory = compiled.memory_analysis()
   cost = compiled.cost_analysis() or {}
   return Program(
@@ -113,8 +134,21 @@ def compile_program(
       + memory.generated_code_size_in_bytes,
       compiler_bytes=cost.get('bytes accessed', 0.0),
       compiler_flops=cost.get('flops', 0.0),
-      aliased_bytes=memory.alias_size_in_bytes,
       compile_s=time.perf_counter() - started,
+  )
+
+
+def _too_large(name: str, said: str) -> str:
+  """Returns what the compiler said about memory, in one line."""
+  match = _SIZES.search(said)
+  if not match:
+    line = said.strip().splitlines()[0]
+    return f'the program {name!r} does not fit ({line}); {WHAT_HELPS}.'
+  needed, room = float(match[1]) * _GIB[match[2]], float(match[3])
+  return (
+      f'the program {name!r} needs {needed:.2f} GiB a device for its '
+      f'temporaries, {needed - room:.2f} more than the {room:g} there are; '
+      f'{WHAT_HELPS}.'
   )
 
 

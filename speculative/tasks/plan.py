@@ -7,22 +7,26 @@ TPU slice (`v4:2x2x4`; needs libtpu) or `cpu:N`, whose compiler counts as well
 but has no latency model.
 """
 
-from collections.abc import Callable
+import contextlib
 import dataclasses
+import math
 import pathlib
 import re
 import time
+from typing import Any
 
 from absl import logging
 import jax
 from ml_collections import config_dict
 
 from speculative import calibration
+from speculative import calibration_report
 from speculative import chips
 from speculative import config as config_lib
 from speculative import sharding
 from speculative import topology
 from speculative.checkpoints import pretrained
+from speculative.decoding import verify
 from speculative.errors import UserError
 from speculative.latency import Machine
 from speculative.models import precision as precision_lib
@@ -31,9 +35,9 @@ from speculative.models.transformer import Transformer
 from speculative.planning import plan as plan_lib
 from speculative.planning import programs
 from speculative.planning.plan import Cost
-from speculative.planning.plan import Part
 from speculative.planning.programs import Program
 from speculative.planning.programs import Setting
+from speculative.planning.work import Part
 from speculative.sharding import MeshConfig
 from speculative.tasks import plan_report
 from speculative.tasks import results
@@ -46,27 +50,31 @@ ACCOUNTS = ('none', 'chen2023')
 
 
 def _shapes(
-    name: str, given: config_dict.ConfigDict, reference: str, cache_dir: str
-) -> TransformerConfig:
-  """Returns a model's shapes, from the config or from a checkpoint."""
+    name: str, given: config_dict.ConfigDict, field: str, reference: str
+) -> TransformerConfig | None:
+  """Returns a model's shapes as the config has them, None if it has none."""
   fields = given.to_dict()
   if not fields and not reference:
     raise UserError(
         f'the plan needs the shapes of the {name}: set config.plan.{name} to '
-        f'fields of TransformerConfig, or config.{_OF[name]} to a checkpoint.'
+        f'fields of TransformerConfig, or config.{field} to a checkpoint.'
     )
   if not fields:
-    opened = pretrained.open_pretrained(reference, cache_dir=cache_dir or None)
-    return opened.config
+    return None
   try:
     return TransformerConfig(**fields)
   except TypeError as error:
     raise UserError(f'config.plan.{name}: {error}.') from error
 
 
-_Make = Callable[[Setting], Program]
-_CostOn = Callable[[Machine | None], Cost]
-_OF = {'target': 'target.model', 'draft': 'drafter.model'}
+def _first_layers(draft: TransformerConfig, num: int) -> TransformerConfig:
+  """Returns a draft of its first layers; 0 is all."""
+  if num > draft.num_layers:
+    raise UserError(
+        f'config.drafter.num_layers is {num}, but config.drafter.model has '
+        f'{draft.num_layers} layers; lower it.'
+    )
+  return dataclasses.replace(draft, num_layers=num or draft.num_layers)
 
 
 def _devices(name: str) -> tuple[list[jax.Device], chips.Chip | None]:
@@ -76,8 +84,9 @@ def _devices(name: str) -> tuple[list[jax.Device], chips.Chip | None]:
     found = topology.devices(name)
     return list(found.reshape(-1)), chips.find(name)
   num = int(match[1])
-  # Has an effect only where no backend has been started yet.
-  jax.config.update('jax_num_cpu_devices', num)
+  # Refused where a backend has been started; there may be enough of them.
+  with contextlib.suppress(RuntimeError):
+    jax.config.update('jax_num_cpu_devices', num)
   found = jax.devices('cpu')
   if len(found) < num:
     raise UserError(
@@ -112,11 +121,47 @@ def _check(config: config_dict.ConfigDict) -> None:
         f'config.plan.account is {plan.account!r}; known: '
         f'{", ".join(ACCOUNTS)}.'
     )
+  if plan.batch % config.mesh.data:
+    raise UserError(
+        f'config.plan.batch={plan.batch} cannot be dealt out to config.mesh.'
+        f'data={config.mesh.data}; it needs to be a multiple of that.'
+    )
   most = plan_lib.MOST_DRAFT_TOKENS
   if not 1 <= config.decode.num_draft_tokens <= most:
     raise UserError(
         f'config.decode.num_draft_tokens needs to be in 1 to {most} for a '
         f'plan, got {config.decode.num_draft_tokens}.'
+    )
+  if config.decode.verification not in verify.RULES:
+    raise UserError(
+        f'config.decode.verification is {config.decode.verification!r}; it '
+        f'needs to be one of {", ".join(verify.RULES)}.'
+    )
+  _check_drafter(config)
+
+
+def _check_drafter(config: config_dict.ConfigDict) -> None:
+  """Refuses what a plan would ignore."""
+  drafter = config.drafter
+  if drafter.kind != 'lm':
+    raise UserError(
+        f'config.drafter.kind is {drafter.kind!r}; a plan is for a draft model '
+        "alone, set it to 'lm'."
+    )
+  if drafter.model == 'target':
+    raise UserError(
+        "config.drafter.model is 'target', whose first layers a plan does not "
+        'know as a draft; set config.plan.draft to their shapes instead.'
+    )
+  if drafter.num_layers < 0:
+    raise UserError(
+        'config.drafter.num_layers needs to be >= 0, got '
+        f'{drafter.num_layers}.'
+    )
+  if drafter.num_layers and config.plan.draft.to_dict():
+    raise UserError(
+        f'config.drafter.num_layers={drafter.num_layers} is of drafter.model, '
+        'but config.plan.draft gives the shapes; set its num_layers there.'
     )
 
 
@@ -162,6 +207,7 @@ class _Models:
         batch=self.config.plan.batch,
         prompt_len=self.config.plan.prompt_len,
         context=self.config.plan.context,
+        rule=self.config.decode.verification,
     )
 
 
@@ -172,13 +218,21 @@ def shapes(config: config_dict.ConfigDict) -> dict[str, TransformerConfig]:
     UserError: Naming the field.
   """
   _check(config)
-  return {
-      name: _shapes(name, config.plan[name], reference, config.cache_dir)
-      for name, reference in (
-          ('target', config.target.model),
-          ('draft', config.drafter.model),
-      )
+  found = {}
+  references = {
+      'target': ('target.model', config.target.model),
+      'draft': ('drafter.model', config.drafter.model),
   }
+  for name, (field, reference) in references.items():
+    found[name] = _shapes(name, config.plan[name], field, reference)
+  for name, (_, reference) in references.items():
+    if found[name] is None:
+      opened = pretrained.open_pretrained(
+          reference, cache_dir=config.cache_dir or None
+      )
+      found[name] = opened.config
+  found['draft'] = _first_layers(found['draft'], config.drafter.num_layers)
+  return found
 
 
 def _open(config: config_dict.ConfigDict) -> tuple[_Models, chips.Chip | None]:
@@ -209,6 +263,101 @@ def _open(config: config_dict.ConfigDict) -> tuple[_Models, chips.Chip | None]:
   )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Compiled:
+  """A program, and the passes that are in it."""
+
+  program: Program
+  parts: tuple[Part, ...]
+
+
+def _compile(setting: Setting) -> dict[str, _Compiled]:
+  """Compiles all but the draft's steps."""
+  target, draft = setting.target, setting.draft
+  num, context = setting.num_draft_tokens, setting.context
+  scoring = Part(target, num + 1, context)
+  # The first draft pass of a round takes two tokens.
+  drafting = (Part(draft, 2, context), Part(draft, 1, context, times=num - 1))
+  # A row of a prompt attends to half of it on average.
+  reading = (
+      Part(model, setting.prompt_len, setting.prompt_len // 2)
+      for model in (target, draft)
+  )
+  found = {}
+  for name, make, parts in (
+      ('plain', programs.plain, (Part(target, 1, context),)),
+      ('verify', programs.verify, (scoring,)),
+      ('whole', programs.whole_round, (scoring, *drafting)),
+      ('prefill', programs.prefill, tuple(reading)),
+  ):
+    program = make(setting)
+    logging.info('%s: compiled in %.0f s', program.name, program.compile_s)
+    found[name] = _Compiled(program, parts)
+  return found
+
+
+def _plan(models: _Models, chip: chips.Chip | None) -> plan_report.Plan:
+  """Compiles everything and costs it."""
+  config = models.config.plan
+  setting = models.setting(models.config.drafter.shards)
+  plan_lib.check_measured(setting, chip, config.measured_plain_ms)
+  if chip is not None:
+    plan_lib.check_fits(setting, chip)
+  compiled = _compile(setting)
+
+  def cost(name: str, machine: Machine | None) -> Cost:
+    return plan_lib.cost(
+        compiled[name].program,
+        compiled[name].parts,
+        batch=setting.batch,
+        machine=machine,
+    )
+
+  machine = plan_lib.make_machine(
+      chip,
+      cost('plain', None).work,
+      collective_latency_us=config.collective_latency_us,
+      measured_plain_ms=config.measured_plain_ms,
+  )
+  costs = {name: cost(name, machine) for name in compiled}
+  room_gib = math.inf
+  if chip is not None:
+    most = max(c.program.memory_bytes for c in compiled.values()) / 2**30
+    beside = max(0.0, most - plan_lib.held_gib(setting))
+    room_gib = chip.usable_hbm_gib - beside
+  return plan_report.Plan(
+      setting=setting,
+      chip=chip,
+      machine=machine,
+      topology=config.topology,
+      acceptance=config.acceptance_rate,
+      layouts=plan_lib.draft_layouts(
+          setting, models.setting, machine, room_gib=room_gib
+      ),
+      acceptances=_ACCEPTANCES,
+      **costs,
+  )
+
+
+def _write(
+    plan: plan_report.Plan,
+    found: dict[str, Any],
+    config: config_dict.ConfigDict,
+    path: pathlib.Path,
+) -> None:
+  """Writes the workdir, and prints the report without its appendix."""
+  workdir = results.Workdir(path, config)
+  for row in found['rows']:
+    workdir.metric(row)
+  text = plan_report.render(plan)
+  if config.plan.account == 'chen2023':
+    text += '\n' + calibration_report.render(calibration.account())
+  whole = f'{text}\n{plan_report.appendix(plan)}'
+  results.write_text(workdir.path / 'plan.md', whole)
+  workdir.finish(found)
+  print(text, end='')
+
+
 def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   """Compiles for a topology and predicts.
 
@@ -220,77 +369,19 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
     The TaskResult.
 
   Raises:
-    UserError: Before anything is compiled or written: for a topology that does
-      not exist, sizes that do not divide, or models that do not fit.
+    UserError: Before anything is written: for a topology that does not exist,
+      sizes that do not divide, or models that do not fit.
   """
   started = time.perf_counter()
   models, chip = _open(config)
-  setting = models.setting(config.drafter.shards)
-  if chip is not None:
-    plan_lib.check_fits(setting, chip)
-  workdir = results.Workdir(path, config)
-
-  def compiled(make: _Make, *parts: Part) -> _CostOn:
-    program = make(setting)
-    logging.info('%s: compiled in %.0f s', program.name, program.compile_s)
-    return lambda machine: plan_lib.cost(
-        program, parts, batch=setting.batch, machine=machine
-    )
-
-  target, draft = setting.target, setting.draft
-  num, context = setting.num_draft_tokens, setting.context
-  plain = compiled(programs.plain, Part(target, 1, context))
-  machine = plan_lib.make_machine(
-      chip,
-      plain,
-      collective_latency_us=config.plan.collective_latency_us,
-      measured_plain_ms=config.plan.measured_plain_ms,
-  )
-  scoring = Part(target, num + 1, context)
-  verify = compiled(programs.verify, scoring)
-  # The first draft pass of a round takes two tokens.
-  whole = compiled(
-      programs.whole_round,
-      scoring,
-      Part(draft, 2, context),
-      Part(draft, 1, context, times=num - 1),
-  )
-  # A row of a prompt attends to half of it on average.
-  prefill = compiled(
-      programs.prefill,
-      *(
-          Part(model, setting.prompt_len, setting.prompt_len // 2)
-          for model in (target, draft)
-      ),
-  )
-  layouts = plan_lib.draft_layouts(setting, models.setting, machine)
-  plan = plan_report.Plan(
-      setting=setting,
-      chip=chip,
-      machine=machine,
-      topology=config.plan.topology,
-      acceptance=config.plan.acceptance_rate,
-      plain=plain(machine),
-      verify=verify(machine),
-      whole=whole(machine),
-      prefill=prefill(machine),
-      layouts=tuple(layouts),
-      acceptances=_ACCEPTANCES,
-  )
-  found = plan_report.values(plan)
-  found['plan/seconds'] = round(time.perf_counter() - started, 1)
+  plan = _plan(models, chip)
   devices = models.mesh.devices.reshape(-1)
-  found |= results.versions() | {
+  found = plan_report.values(plan) | results.versions()
+  found |= {
+      'plan/seconds': round(time.perf_counter() - started, 1),
       'env/device_kind': devices[0].device_kind,
       'env/device_count': len(devices),
       'env/dtype': models.precision.dtype,
   }
-  for row in found['rows']:
-    workdir.metric(row)
-  text = plan_report.render(plan)
-  if config.plan.account == 'chen2023':
-    text += '\n' + calibration.render(calibration.account())
-  results.write_text(workdir.path / 'plan.md', text)
-  workdir.finish(found)
-  print(text, end='')
+  _write(plan, found, config, path)
   return TaskResult(found)

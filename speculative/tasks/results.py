@@ -24,7 +24,13 @@ from speculative.errors import UserError
 
 # What an earlier run may have left, which would not belong to this run's
 # config.
-_RESULTS = ('results.json', 'results.md', 'outputs.jsonl')
+_RESULTS = (
+    'results.json',
+    'results.md',
+    'outputs.jsonl',
+    'plan.md',
+    'verify.md',
+)
 
 
 @dataclasses.dataclass(frozen=True)

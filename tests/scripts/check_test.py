@@ -71,7 +71,7 @@ def test_ci_runs_all_on_the_default_and_numerics_on_the_newest(
   assert _tests(machine) == [
       '3.12.1 -m pytest',
       '3.13.0 -m pytest tests/decoding tests/drafting tests/models tests/hlo '
-      'tests/topology_test.py',
+      'tests/topology_test.py tests/tasks/plan_tpu_test.py',
   ]
 
 
