@@ -47,7 +47,7 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
   config.verify.drafters = ('lookup', 'lm')
   config.verify.rules = ('token', 'block')
   # A mixed batch has five kinds of rows, each with a fifth of these.
-  config.verify.num_samples = 1440
+  config.verify.num_samples = 960
   config.verify.num_rows = 120
   if variant == 'batching':
     config.decode.batch_size = 8
