@@ -253,7 +253,7 @@ _FROM_DATA = {'generate.prompt': 'from data'}
         ({'task': 'verify', 'drafter.kind': 'none'}, ['config.drafter.kind']),
         (
             {'task': 'verify', 'verify.fault': 'reused_key'},
-            ['config.verify.drafters', "('lm',)"],
+            ['config.verify.samplers', "'T1'"],
         ),
         (
             {'task': 'benchmark', 'bench.num_draft_tokens': (4, -2)},
