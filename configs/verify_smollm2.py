@@ -10,7 +10,7 @@ Verifies greedy decoding, four samplers and a mixed batch of them, each with
   :batching  instead of the laws: is a row's output the same alone, in batches
              and in batches of another order? Set --config.data.prompts.
 
-`--config.verify.fault=NAME` puts a wrong verifier in place; the run then fails.
+`--config.verify.fault=NAME` puts a wrong verifier in place, which should fail.
 """
 
 from ml_collections import config_dict
