@@ -76,14 +76,17 @@ def test_hosts_meet_in_any_order_and_part_as_friends(start, pool, ended):
   assert ended.empty()
 
 
-def test_one_host_alone_waits_for_no_one(start):
-  start(0, 1).result().close()
+def test_one_host_alone_waits_for_no_one(start, ended):
+  start(0, 1).result(timeout=_TIMEOUT_S).close()
+  assert ended.empty()
 
 
 def test_the_port_is_free_again_for_jax(start, coordinator):
   for host in [start(host, 2) for host in (0, 1)]:
     host.result()
-  socket.create_server(('', int(coordinator.split(':')[1]))).close()
+  port = int(coordinator.split(':')[1])
+  with socket.create_server(('', port)) as server:
+    assert server.getsockname()[1] == port
 
 
 def test_absent_hosts_are_counted_and_named_on_all_that_came(start):
