@@ -195,7 +195,7 @@ def reject_and_resample(
     draft_probs_BJV: jax.Array,
     target_probs_BTV: jax.Array,
     rule: str = 'token',
-    accept_use: int = sampling_lib.ACCEPT,
+    accept_u_BJ: jax.Array | None = None,
 ) -> Verdict:
   """Applies a lossless acceptance test to one sampled chain a row.
 
@@ -214,8 +214,8 @@ def reject_and_resample(
     draft_probs_BJV: float32, q, the very law each token was drawn from.
     target_probs_BTV: float32, p, with T = J + 1 and the same warping.
     rule: 'token' or 'block'.
-    accept_use: of the acceptance's keys; another one only to show that it is
-      caught.
+    accept_u_BJ: float32 in [0, 1), the acceptance's numbers; drawn from keys of
+      their own unless wrong ones are given to show that they are caught.
 
   Returns:
     The Verdict.
@@ -232,21 +232,22 @@ def reject_and_resample(
   tokens_BJ1 = draft_tokens_BJ[..., None]
   q_BJ = jnp.take_along_axis(draft_probs_BJV, tokens_BJ1, axis=-1)[..., 0]
   p_BJ = jnp.take_along_axis(target_probs_BTV[:, :J], tokens_BJ1, -1)[..., 0]
-  accept_keys_BJ = sampling_lib.trial_keys(
-      sampling.seed_B,
-      positions_BT[:, 0],
-      positions_BT[:, :J],
-      accept_use,
-  )
-  u_BJ = sampling_lib.uniform(accept_keys_BJ)
+  if accept_u_BJ is None:
+    accept_keys_BJ = sampling_lib.trial_keys(
+        sampling.seed_B,
+        positions_BT[:, 0],
+        positions_BT[:, :J],
+        sampling_lib.ACCEPT,
+    )
+    accept_u_BJ = sampling_lib.uniform(accept_keys_BJ)
   if rule == 'block':
     weights_BT = block_weights(p_BJ, q_BJ, valid_BJ)
     num_accepted_B = block_acceptance(
-        u_BJ, weights_BT, valid_BJ, draft_probs_BJV, target_probs_BTV
+        accept_u_BJ, weights_BT, valid_BJ, draft_probs_BJV, target_probs_BTV
     )
   else:
     weights_BT = jnp.ones_like(positions_BT, jnp.float32)
-    num_accepted_B = token_acceptance(u_BJ, p_BJ, q_BJ, valid_BJ)
+    num_accepted_B = token_acceptance(accept_u_BJ, p_BJ, q_BJ, valid_BJ)
   next_token_B = resample(
       sampling,
       positions_BT,

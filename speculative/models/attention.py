@@ -31,12 +31,15 @@ class Rows:
       ancestor of it in the drafted tree; None for a chain, whose ancestors are
       all rows up to t.
     rotation_BT1h: cosines and sines of the positions.
+    visible_BTS: bool, the slots every row sees; None where start and ancestors
+      say it.
   """
 
   positions_BT: jax.Array
   start_B: jax.Array
   ancestors_BTT: jax.Array | None
   rotation_BT1h: tuple[jax.Array, jax.Array]
+  visible_BTS: jax.Array | None = None
 
 
 def mask(rows: Rows, max_seq_len: int) -> jax.Array:
@@ -51,6 +54,8 @@ def mask(rows: Rows, max_seq_len: int) -> jax.Array:
     rows: the pass.
     max_seq_len: S.
   """
+  if rows.visible_BTS is not None:
+    return rows.visible_BTS
   slots_S = jnp.arange(max_seq_len, dtype=jnp.int32)
   offset_BS = slots_S[None, :] - rows.start_B[:, None]
   T = rows.positions_BT.shape[1]

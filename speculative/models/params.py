@@ -114,23 +114,31 @@ def build(
     dtype: jnp.dtype,
     get: Callable[[str, ParamSpec, jnp.dtype], jax.Array],
 ) -> Params:
+  """Makes the tree of arrays of a model; see `build_tree`."""
+  return build_tree(declare(config), dtype, get)
+
+
+def build_tree(
+    specs: Params,
+    dtype: jnp.dtype,
+    get: Callable[[str, ParamSpec, jnp.dtype], jax.Array],
+) -> Params:
   """Makes the tree of arrays by asking for one parameter after another.
 
   Args:
-    config: the model.
+    specs: as `declare` returns them.
     dtype: storage dtype of matrices; vectors are float32.
     get: called with (name, spec, dtype) for every parameter in turn; a loader
       reads, checks and places that one tensor, so that the host never holds
       more than one of them.
 
   Returns:
-    The parameters, in the tree that `declare` describes.
+    The parameters, in the tree that `specs` describes.
   """
 
   def one(name: str, spec: ParamSpec) -> jax.Array:
     return get(name, spec, dtype if spec.kind == 'matrix' else jnp.float32)
 
-  specs = declare(config)
   params: Params = {}
   for name, value in specs.items():
     if name == 'layers':
@@ -147,7 +155,14 @@ def init(
     key: jax.Array, config: TransformerConfig, dtype: jnp.dtype = jnp.float32
 ) -> Params:
   """Returns random parameters: matrices N(0, 1 / fan in), norms one."""
-  names = {name: i for i, (name, _) in enumerate(flatten(declare(config)))}
+  return init_tree(key, declare(config), dtype)
+
+
+def init_tree(
+    key: jax.Array, specs: Params, dtype: jnp.dtype = jnp.float32
+) -> Params:
+  """Returns random parameters for the tree that `specs` describes."""
+  names = {name: i for i, (name, _) in enumerate(flatten(specs))}
 
   def get(name: str, spec: ParamSpec, dtype: jnp.dtype) -> jax.Array:
     if spec.init == 'ones':
@@ -158,7 +173,7 @@ def init(
     scale = 1.0 / math.sqrt(spec.shape[-1])
     return (jax.random.normal(leaf_key, spec.shape) * scale).astype(dtype)
 
-  return build(config, dtype, get)
+  return build_tree(specs, dtype, get)
 
 
 def place(

@@ -24,6 +24,9 @@ from speculative.models.params import Params
 from speculative.models.precision import Precision
 from speculative.sharding import Placement
 
+# Among `features`: the hidden state after the final norm, whatever the depth.
+FINAL = -1
+
 
 @flax.struct.dataclass
 class Output:
@@ -33,7 +36,8 @@ class Output:
     hidden_BTD: after the final norm; `Transformer.logits` turns rows of it into
       logits, so that a caller pays only for the rows it needs.
     cache: with the new rows written and len_B advanced by T.
-    features: the residual stream after each layer asked for, [B, T, D].
+    features: the residual stream after each layer asked for, [B, T, D]; under
+      FINAL hidden_BTD again.
   """
 
   hidden_BTD: jax.Array
@@ -41,9 +45,11 @@ class Output:
   features: dict[int, jax.Array]
 
 
-def _pad_rows(x: jax.Array, rows: int) -> jax.Array:
-  """Repeats the last of axis 1 until there are `rows` of them."""
+def pad_rows(x: jax.Array, rows: int) -> jax.Array:
+  """Repeats the last of axis 1 until there are `rows` of them at least."""
   missing = rows - x.shape[1]
+  if missing <= 0:
+    return x
   tail = jnp.repeat(x[:, -1:], missing, axis=1)
   return jnp.concatenate([x, tail], axis=1)
 
@@ -97,6 +103,8 @@ class Transformer:
       *,
       positions_BT: jax.Array | None = None,
       ancestors_BTT: jax.Array | None = None,
+      visible_BTS: jax.Array | None = None,
+      embedded_BTD: jax.Array | None = None,
       features: Sequence[int] = (),
   ) -> Output:
     """Runs T new tokens a row through the layers.
@@ -108,66 +116,56 @@ class Transformer:
       cache: holds the tokens before; needs len + max(T, min_rows) <= S.
       positions_BT: int32; counted on from the row's length when absent.
       ancestors_BTT: bool, for a tree (see attention.Rows); absent for a chain.
-      features: layers (from 0) whose output is returned too; not with scanned
-        layers.
+      visible_BTS: bool, the slots every row sees, where neither says it.
+      embedded_BTD: what stands for the tokens; their embeddings when absent.
+      features: layers (from 0) whose output is returned too, not with scanned
+        layers; or FINAL.
 
     Returns:
       The Output.
     """
     B, T = tokens_BT.shape
-    if B * T < self.precision.min_rows:
-      # The extra rows land in slots beyond the new length, which nobody reads.
-      padded = self._forward(
-          params,
-          _pad_rows(tokens_BT, self.precision.min_rows),
-          cache,
-          None
-          if positions_BT is None
-          else _pad_rows(positions_BT, self.precision.min_rows),
-          None,
-          features,
-      )
-      return Output(
-          hidden_BTD=padded.hidden_BTD[:, :T],
-          cache=kv_cache.rollback(padded.cache, cache.len_B + T),
-          features={i: f[:, :T] for i, f in padded.features.items()},
-      )
-    return self._forward(
-        params, tokens_BT, cache, positions_BT, ancestors_BTT, features
-    )
-
-  def _forward(
-      self,
-      params: Params,
-      tokens_BT: jax.Array,
-      cache: KVCache,
-      positions_BT: jax.Array | None,
-      ancestors_BTT: jax.Array | None,
-      features: Sequence[int],
-  ) -> Output:
-    T = tokens_BT.shape[1]
     if positions_BT is None:
       steps_T = jnp.arange(T, dtype=jnp.int32)
       positions_BT = cache.len_B[:, None] + steps_T[None, :]
-    rows = attention.Rows(
-        positions_BT=positions_BT,
-        start_B=cache.len_B,
-        ancestors_BTT=ancestors_BTT,
-        rotation_BT1h=rope.rotation(
-            self.config.rope, self.config.head_dim, positions_BT
-        ),
+    if embedded_BTD is None:
+      with jax.named_scope('embed'):
+        embedded_BTD = params['embed'][tokens_BT]
+    # The extra rows land in slots beyond the new length, which nobody reads.
+    rows = T if B * T >= self.precision.min_rows else self.precision.min_rows
+    x_BTD, positions_BT = (
+        pad_rows(x, rows) for x in (embedded_BTD, positions_BT)
     )
-    with jax.named_scope('embed'):
-      x_BTD = params['embed'][tokens_BT].astype(self.precision.activations)
-      x_BTD = self._whole(x_BTD)
-    x_BTD, k, v, kept = self._layers(params, x_BTD, cache, rows, features)
+    if rows > T:
+      # One row more needs no mask of its own: what it sees is not looked at.
+      ancestors_BTT = None
+      visible_BTS = (
+          visible_BTS if visible_BTS is None else pad_rows(visible_BTS, rows)
+      )
+    x_BTD, k, v, kept = self._layers(
+        params,
+        self._whole(x_BTD.astype(self.precision.activations)),
+        cache,
+        attention.Rows(
+            positions_BT=positions_BT,
+            start_B=cache.len_B,
+            ancestors_BTT=ancestors_BTT,
+            visible_BTS=visible_BTS,
+            rotation_BT1h=rope.rotation(
+                self.config.rope, self.config.head_dim, positions_BT
+            ),
+        ),
+        [i for i in features if i != FINAL],
+    )
     hidden_BTD = layers.norm(self.config, params, 'final_norm', x_BTD)
+    if FINAL in features:
+      kept[FINAL] = hidden_BTD
     return Output(
-        hidden_BTD=hidden_BTD,
+        hidden_BTD=hidden_BTD[:, :T],
         cache=kv_cache.place(
             KVCache(k=k, v=v, len_B=cache.len_B + T), self.placement
         ),
-        features=kept,
+        features={i: f_BTD[:, :T] for i, f_BTD in kept.items()},
     )
 
   def _whole(self, x_BTD: jax.Array) -> jax.Array:
@@ -229,7 +227,7 @@ class Transformer:
     """Returns float32 logits [B, T, V] of hidden states."""
     B, T, _ = hidden_BTD.shape
     if B * T < self.precision.min_rows:
-      padded = _pad_rows(hidden_BTD, self.precision.min_rows)
+      padded = pad_rows(hidden_BTD, self.precision.min_rows)
       return self.logits(params, padded)[:, :T]
     head_VD = params['embed' if self.config.head == 'tied' else 'head']
     # Float32 out of the product: bfloat16 logits of a large vocabulary tie.

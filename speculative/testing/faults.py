@@ -70,15 +70,37 @@ def reused_key(
     sampling: Sampling,
     logits_BTV: jax.Array,
     positions_BT: jax.Array,
+    *,
+    draft_tokens_BJ: jax.Array,
+    draft_probs_BJV: jax.Array,
     **drafted: Any,
 ) -> Verdict:
-  """Tests a drafted token with the very number that drew it."""
-  probs_BTV = logits_lib.warp_probs(sampling.warping, logits_BTV)
+  """Tests a drafted token with the very number that drew it.
+
+  As where one number draws a token from the cumulative law: it lies in the
+  token's own part of [0, 1), which is where it lies here.
+  """
+  J = draft_tokens_BJ.shape[1]
+  tokens_BJ1 = draft_tokens_BJ[..., None]
+  end_BJ, q_BJ = (
+      jnp.take_along_axis(x_BJV, tokens_BJ1, axis=-1)[..., 0]
+      for x_BJV in (jnp.cumsum(draft_probs_BJV, axis=-1), draft_probs_BJV)
+  )
+  within_BJ = sampling_lib.uniform(
+      sampling_lib.trial_keys(
+          sampling.seed_B,
+          positions_BT[:, 0],
+          positions_BT[:, :J],
+          sampling_lib.DRAFT,
+      )
+  )
   return _reject(
       sampling,
       positions_BT,
-      probs_BTV,
-      accept_use=sampling_lib.DRAFT,
+      logits_lib.warp_probs(sampling.warping, logits_BTV),
+      draft_tokens_BJ=draft_tokens_BJ,
+      draft_probs_BJV=draft_probs_BJV,
+      accept_u_BJ=end_BJ - q_BJ * within_BJ,
       **drafted,
   )
 
