@@ -41,6 +41,7 @@ setuptools.setup(
             # Exact, because another release may format or complain otherwise.
             'pyink==26.5.1',
             'pytest>=8.0',
+            'pytest-timeout>=2.3',
             'pytest-xdist>=3.5',
             'ruff==0.17.6',
         ],

@@ -34,6 +34,8 @@ if [ -n "$failed" ]; then
 fi
 printf '== tests\n'
 # One process a core; the tests of a file stay together, for they share what
-# they have compiled.
-export PYTEST_ADDOPTS="-n auto --dist loadfile ${PYTEST_ADDOPTS:-}"
+# they have compiled. A process that dies ends the run: in the place of a new
+# one, pytest-xdist may wait for ever.
+export PYTEST_ADDOPTS="-n auto --dist loadfile --max-worker-restart 0 \
+${PYTEST_ADDOPTS:-}"
 exec "$ENV_PYTHON" -m pytest "$@" </dev/null

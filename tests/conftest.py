@@ -4,7 +4,10 @@ Everything here has to be set before jax starts a backend, which no module of
 the package does at import.
 """
 
+from collections.abc import Iterator
+import gc
 import os
+import pathlib
 
 # A test machine may carry an accelerator; `tpu` tests ask for it by setting
 # this. Child processes of tests inherit it.
@@ -17,6 +20,11 @@ import pytest  # noqa: E402
 from speculative import topology  # noqa: E402
 
 NUM_CPU_DEVICES = 8
+
+# Every compiled program maps memory, and Linux grants a process 65,530 maps;
+# beyond them the compiler ends it with a segmentation fault.
+_MAPS = pathlib.Path('/proc/self/maps')
+_MANY_MAPS = 12_000
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,3 +50,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def key() -> jax.Array:
   """A PRNG key, the same in every test."""
   return jax.random.key(0)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def _forget_programs() -> Iterator[None]:
+  """Drops compiled programs after a file of tests, when there are many."""
+  yield
+  if _MAPS.exists() and len(_MAPS.read_bytes().splitlines()) > _MANY_MAPS:
+    jax.clear_caches()
+    gc.collect()
