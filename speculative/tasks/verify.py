@@ -66,7 +66,7 @@ def _drafters(
     if one.is_plain:
       raise UserError(
           'verify compares a drafter with plain decoding; set '
-          "config.drafter.kind to 'lookup' or 'lm' and "
+          "config.drafter.kind to 'lookup', 'lm' or 'hybrid' and "
           'config.decode.num_draft_tokens above 0.'
       )
   return found

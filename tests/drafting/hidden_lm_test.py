@@ -26,6 +26,7 @@ from speculative.models.draft import DraftConfig
 from speculative.models.draft import DraftModel
 from speculative.models.precision import Precision
 from speculative.models.transformer import Transformer
+from speculative.testing import chi_square
 from speculative.testing import oracles
 from speculative.testing import tiny
 
@@ -218,6 +219,30 @@ def test_greedy_output_equals_plain_token_for_token(
     assert got.token_ids == expected.token_ids
     assert got.reasons == expected.reasons
     assert 0 < got.acceptance_rate < 1
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize('rule', verify.RULES)
+def test_two_tokens_follow_the_target_whatever_is_drafted(target, rule):
+  _, fast = _engines(_HIDDEN, target, rule=rule)
+  num_rows, num_batches, counts = 1024, 8, np.zeros((_V, _V))
+  for batch in range(num_batches):
+    config = DecodeConfig(
+        max_new_tokens=6, temperature=1.0, seed=batch * num_rows
+    )
+    got = fast.generate([_PROMPTS[2]] * num_rows, config)
+    np.add.at(counts, tuple(np.array(got.token_ids)[:, :2].T), 1)
+  assert 0.1 < got.acceptance_rate < 0.9
+
+  def next_law(new: tuple[int, ...]) -> np.ndarray:
+    text = [*_PROMPTS[2], *new]
+    logits_V = oracles.transformer(tiny.TARGET, _wide(target), text)[0][-1]
+    return oracles.warp(logits_V, temperature=1.0, top_k=0, top_p=1.0)
+
+  first_V = next_law(())
+  law_VV = first_V[:, None] * np.stack([next_law((i,)) for i in range(_V)])
+  assert chi_square.p_value(counts, law_VV) > 1e-6
 
 
 def test_a_row_says_the_same_alone_and_in_a_batch(target):
