@@ -34,6 +34,7 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter.model = ''
   # Layers of the draft model that are used; 0 is all.
   config.drafter.num_layers = 0
+  # As target.dtype, or 'int8': half the bytes of 'bfloat16'.
   config.drafter.dtype = 'auto'
   # Devices a layer of the draft model is split over; 0 is as the target.
   config.drafter.shards = 0

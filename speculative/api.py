@@ -19,6 +19,7 @@ from speculative.language_model import LanguageModel
 from speculative.language_model import Result
 from speculative.models import precision as precision_lib
 from speculative.sharding import MeshConfig
+from speculative.sharding import Placement
 
 __all__ = [
     'LAYOUTS',
@@ -65,6 +66,22 @@ def _check_draft(
     )
 
 
+def _check_int8(drafter: DrafterConfig, placement: Placement) -> None:
+  if drafter.shares_target:
+    raise UserError(
+        "config.drafter.dtype is 'int8', but a draft made of the target's own "
+        "layers has the target's; leave it at 'auto'."
+    )
+  # Rows are rounded by their largest entry: where they are split, finding it
+  # would take one collective more a product.
+  if drafter.uses_model and placement.model_size > 1:
+    raise UserError(
+        "config.drafter.dtype is 'int8', which needs the draft whole on every "
+        f'device, but it is split over {placement.model_size}; set '
+        'config.drafter.shards to 1.'
+    )
+
+
 def open_model(
     target: str,
     *,
@@ -97,7 +114,7 @@ def open_model(
         f'layers is {layers!r}; it needs to be one of {", ".join(LAYOUTS)}.'
     )
   precision_lib.choose(dtype)
-  precision_lib.choose(drafter.dtype)
+  precision_lib.choose_draft(drafter.dtype)
   opened = pretrained.open_pretrained(target, cache_dir=cache_dir)
   draft = None
   if drafter.uses_model:
@@ -118,6 +135,8 @@ def open_model(
         shards=drafter.shards,
         **options,
     )
+  if drafter.dtype == 'int8':
+    _check_int8(drafter, draft_placement)
   return LanguageModel(
       opened,
       draft,

@@ -126,7 +126,7 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
       drafter=DrafterConfig(
           kind=drafter.kind,
           model=drafter.model,
-          dtype=_one_of('drafter.dtype', drafter.dtype, precision.DTYPES),
+          dtype=_one_of('drafter.dtype', drafter.dtype, precision.DRAFT_DTYPES),
           num_draft_tokens=_int32(
               'decode.num_draft_tokens', decode.num_draft_tokens
           ),

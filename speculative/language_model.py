@@ -16,19 +16,17 @@ from speculative.decoding.engine import Engine
 from speculative.decoding.generation import Generation
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting import build
 from speculative.drafting import config as drafter_config
 from speculative.drafting.config import DrafterConfig
-from speculative.drafting.drawing import ChainDrafter
-from speculative.drafting.hidden_lm import HiddenLm
-from speculative.drafting.hybrid import Hybrid
-from speculative.drafting.lm import Lm
-from speculative.drafting.lookup import Lookup
 from speculative.errors import UserError
+from speculative.models import int8
 from speculative.models import params as params_lib
 from speculative.models import precision as precision_lib
 from speculative.models import transformer
 from speculative.models.config import TransformerConfig
 from speculative.models.draft import DraftModel
+from speculative.models.transformer import Transformer
 from speculative.sharding import Placement
 from speculative.tokenizer import base
 from speculative.tokenizer import chat
@@ -99,23 +97,24 @@ class LanguageModel:
   def _load_draft(self, target: params_lib.Params) -> params_lib.Params | None:
     if self._draft is None:
       return None
+    dtype = self._draft_precision.param_dtype
     if isinstance(self._draft, DraftCheckpoint):
-      return self._draft.load_params(
-          self._draft_precision.param_dtype, self._draft_placement, target
-      )
-    params = target
-    if not self._drafter.shares_target:
-      params = self._draft.load_params(
-          self._draft_precision.param_dtype, self._draft_placement
-      )
-    num_layers = self._draft_config.num_layers
-    return {**params, 'layers': params['layers'][:num_layers]}
+      params = self._draft.load_params(dtype, self._draft_placement, target)
+    else:
+      params = target
+      if not self._drafter.shares_target:
+        params = self._draft.load_params(dtype, self._draft_placement)
+      num_layers = self._draft_config.num_layers
+      params = {**params, 'layers': params['layers'][:num_layers]}
+    if self._drafter.dtype == 'int8':
+      params = int8.quantise_params(params)
+    return params
 
   @property
   def _draft_precision(self) -> precision_lib.Precision:
     if self._drafter.shares_target:
       return self.precision
-    return precision_lib.choose(self._drafter.dtype)
+    return precision_lib.choose_draft(self._drafter.dtype)
 
   @property
   def _draft_config(self) -> TransformerConfig:
@@ -146,7 +145,7 @@ class LanguageModel:
 
   def _step(self, drafter: DrafterConfig) -> Autoregressive | Speculative:
     num_tokens = self.tokenizer.vocab_size
-    target = transformer.Transformer(
+    target = Transformer(
         self.config,
         self.precision,
         self._layers,
@@ -155,8 +154,12 @@ class LanguageModel:
     )
     if drafter.is_plain:
       return Autoregressive(target)
-    if not drafter.uses_model:
-      return Speculative(target, _lookup(drafter, drafter.min_ngram))
+    model = self._draft_model(drafter) if drafter.uses_model else None
+    built = build.build(drafter, model=model, vocab_size=self.config.vocab_size)
+    return Speculative(target, built, rule=drafter.rule)
+
+  def _draft_model(self, drafter: DrafterConfig) -> Transformer | DraftModel:
+    """Returns the static half of the loaded draft model."""
     if self._draft is None or _weights_of(drafter) != _weights_of(
         self._drafter
     ):
@@ -164,35 +167,12 @@ class LanguageModel:
           f'the draft model {drafter.model!r} is not loaded in '
           f'{drafter.dtype}; name it when the model is loaded.'
       )
-    chain = self._chain_drafter(drafter)
-    if drafter.kind == 'hybrid':
-      found = _lookup(drafter, drafter.hybrid_ngram)
-      return Speculative(target, Hybrid(found, chain), rule=drafter.rule)
-    return Speculative(target, chain, rule=drafter.rule)
-
-  def _chain_drafter(self, drafter: DrafterConfig) -> ChainDrafter:
-    """Returns the loaded draft model as a drafter."""
-    num_tokens = self.tokenizer.vocab_size
-    J, V = drafter.num_draft_tokens, self.config.vocab_size
+    settings = dict(
+        num_tokens=self.tokenizer.vocab_size, placement=self._draft_placement
+    )
     if isinstance(self._draft, DraftCheckpoint):
-      model = DraftModel(
-          self._draft.config,
-          self._draft_precision,
-          num_tokens,
-          self._draft_placement,
-      )
-      if model.config.inputs == 'hidden':
-        return HiddenLm(model, num_draft_tokens=J, vocab_size=V)
-    else:
-      model = transformer.Transformer(
-          self._draft_config,
-          self._draft_precision,
-          num_tokens=num_tokens,
-          placement=self._draft_placement,
-      )
-    # In a round that was looked up the draft may fall behind by all of it.
-    num_behind = J + 1 if drafter.kind == 'hybrid' else 2
-    return Lm(model, num_draft_tokens=J, vocab_size=V, num_behind=num_behind)
+      return DraftModel(self._draft.config, self._draft_precision, **settings)
+    return Transformer(self._draft_config, self._draft_precision, **settings)
 
   def encode(self, prompt: str, *, chat_template: str = 'auto') -> list[int]:
     """Returns the token ids of a prompt.
@@ -406,14 +386,6 @@ def _is_list(value: object) -> bool:
   """Tells what holds prompts, ids or rows from texts, mappings and numbers."""
   return isinstance(value, Iterable) and not isinstance(
       value, str | bytes | Mapping
-  )
-
-
-def _lookup(drafter: DrafterConfig, min_ngram: int) -> Lookup:
-  return Lookup(
-      num_draft_tokens=drafter.num_draft_tokens,
-      max_ngram=drafter.max_ngram,
-      min_ngram=min_ngram,
   )
 
 

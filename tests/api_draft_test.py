@@ -51,7 +51,7 @@ def hidden(tmp_path_factory) -> str:
 def _load(model: str, kind: str = 'lm', **settings) -> api.LanguageModel:
   mesh = settings.pop('mesh', None)
   drafter = DrafterConfig(
-      kind, model, dtype='float32', num_draft_tokens=3, **settings
+      kind, model, **{'dtype': 'float32', 'num_draft_tokens': 3} | settings
   )
   return speculative.load(_NAME, dtype='float32', drafter=drafter, mesh=mesh)
 
@@ -79,6 +79,19 @@ def test_a_draft_that_reads_tokens_alone_is_an_lm(tmp_path):
   plain = model.generate(_PROMPTS, drafter='none', **settings)
   got = model.generate(_PROMPTS, **settings)
   assert got.generation.token_ids == plain.generation.token_ids
+
+
+def test_a_draft_in_int8_changes_no_token(hidden):
+  settings = dict(max_new_tokens=20, stop_ids=())
+  model = _load(hidden, dtype='int8')
+  plain = model.generate(_PROMPTS, drafter='none', **settings)
+  got = model.generate(_PROMPTS, **settings)
+  assert got.generation.token_ids == plain.generation.token_ids
+  mesh = MeshConfig(model=2)
+  with pytest.raises(UserError, match='whole on every device.*shards to 1'):
+    _load(hidden, dtype='int8', mesh=mesh)
+  with pytest.raises(UserError, match="made of the target's own layers"):
+    _load('target', dtype='int8')
 
 
 @pytest.mark.slow

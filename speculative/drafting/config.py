@@ -25,8 +25,8 @@ class DrafterConfig:
       with the first num_layers layers of the target itself, sharing its
       weights.
     num_layers: layers of the draft model that are used; 0 is all.
-    dtype: of the draft model, as `models.precision.choose` takes it; a draft
-      that shares the target's weights has the target's.
+    dtype: of the draft model, as `models.precision.choose_draft` takes it; a
+      draft that shares the target's weights has the target's.
     shards: devices a layer of the draft model is split over, a divisor of the
       mesh's axis model: 1 holds it whole on every device, 0 is all of them.
     num_draft_tokens: J, tokens drafted a round; 0 is plain decoding.

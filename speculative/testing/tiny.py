@@ -35,6 +35,7 @@ HIDDEN_DRAFT = DraftConfig(
     layers=dataclasses.replace(TARGET, num_layers=1, model_dim=12, mlp_dim=20),
     target_dim=16,
     head_size=9,
+    head='own',
 )
 HEAD_IDS = (0, 1, 2, 3, 4, 6, 8, 9, 12)
 
