@@ -126,12 +126,13 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
       drafter=DrafterConfig(
           kind=drafter.kind,
           model=drafter.model,
-          dtype=_one_of('drafter.dtype', drafter.dtype, precision.DTYPES),
+          dtype=_one_of('drafter.dtype', drafter.dtype, precision.DRAFT_DTYPES),
           num_draft_tokens=_int32(
               'decode.num_draft_tokens', decode.num_draft_tokens
           ),
           max_ngram=drafter.max_ngram,
           min_ngram=drafter.min_ngram,
+          hybrid_ngram=drafter.hybrid_ngram,
           num_layers=_int32('drafter.num_layers', drafter.num_layers),
           shards=drafter.shards,
           rule=decode.verification,

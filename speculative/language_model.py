@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import dataclasses
 
 from speculative.checkpoints import pretrained
+from speculative.checkpoints.draft_dir import DraftCheckpoint
 from speculative.decoding import config as config_lib
 from speculative.decoding import engine
 from speculative.decoding.autoregressive import Autoregressive
@@ -15,15 +16,17 @@ from speculative.decoding.engine import Engine
 from speculative.decoding.generation import Generation
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting import build
 from speculative.drafting import config as drafter_config
-from speculative.drafting import lm
-from speculative.drafting import lookup
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
+from speculative.models import int8
 from speculative.models import params as params_lib
 from speculative.models import precision as precision_lib
 from speculative.models import transformer
 from speculative.models.config import TransformerConfig
+from speculative.models.draft import DraftModel
+from speculative.models.transformer import Transformer
 from speculative.sharding import Placement
 from speculative.tokenizer import base
 from speculative.tokenizer import chat
@@ -56,7 +59,7 @@ class LanguageModel:
   def __init__(
       self,
       target: pretrained.Pretrained,
-      draft: pretrained.Pretrained | None,
+      draft: pretrained.Pretrained | DraftCheckpoint | None,
       *,
       dtype: str,
       layers: str,
@@ -94,19 +97,24 @@ class LanguageModel:
   def _load_draft(self, target: params_lib.Params) -> params_lib.Params | None:
     if self._draft is None:
       return None
-    params = target
-    if not self._drafter.shares_target:
-      params = self._draft.load_params(
-          self._draft_precision.param_dtype, self._draft_placement
-      )
-    num_layers = self._draft_config.num_layers
-    return {**params, 'layers': params['layers'][:num_layers]}
+    dtype = self._draft_precision.param_dtype
+    if isinstance(self._draft, DraftCheckpoint):
+      params = self._draft.load_params(dtype, self._draft_placement, target)
+    else:
+      params = target
+      if not self._drafter.shares_target:
+        params = self._draft.load_params(dtype, self._draft_placement)
+      num_layers = self._draft_config.num_layers
+      params = {**params, 'layers': params['layers'][:num_layers]}
+    if self._drafter.dtype == 'int8':
+      params = int8.quantise_params(params)
+    return params
 
   @property
   def _draft_precision(self) -> precision_lib.Precision:
     if self._drafter.shares_target:
       return self.precision
-    return precision_lib.choose(self._drafter.dtype)
+    return precision_lib.choose_draft(self._drafter.dtype)
 
   @property
   def _draft_config(self) -> TransformerConfig:
@@ -119,8 +127,8 @@ class LanguageModel:
 
     Args:
       drafter: this model's own when absent; another, or a kind with default
-        settings, must be 'none' or 'lookup', or differ from this model's own
-        in no more than numbers.
+        settings, must be 'none' or 'lookup', or use the same draft model in
+        the same format.
 
     Returns:
       The Engine; the same one for the same drafter.
@@ -137,7 +145,7 @@ class LanguageModel:
 
   def _step(self, drafter: DrafterConfig) -> Autoregressive | Speculative:
     num_tokens = self.tokenizer.vocab_size
-    target = transformer.Transformer(
+    target = Transformer(
         self.config,
         self.precision,
         self._layers,
@@ -146,15 +154,12 @@ class LanguageModel:
     )
     if drafter.is_plain:
       return Autoregressive(target)
-    if drafter.kind == 'lookup':
-      return Speculative(
-          target,
-          lookup.Lookup(
-              num_draft_tokens=drafter.num_draft_tokens,
-              max_ngram=drafter.max_ngram,
-              min_ngram=drafter.min_ngram,
-          ),
-      )
+    model = self._draft_model(drafter) if drafter.uses_model else None
+    built = build.build(drafter, model=model, vocab_size=self.config.vocab_size)
+    return Speculative(target, built, rule=drafter.rule)
+
+  def _draft_model(self, drafter: DrafterConfig) -> Transformer | DraftModel:
+    """Returns the static half of the loaded draft model."""
     if self._draft is None or _weights_of(drafter) != _weights_of(
         self._drafter
     ):
@@ -162,21 +167,12 @@ class LanguageModel:
           f'the draft model {drafter.model!r} is not loaded in '
           f'{drafter.dtype}; name it when the model is loaded.'
       )
-    draft = transformer.Transformer(
-        self._draft_config,
-        self._draft_precision,
-        num_tokens=num_tokens,
-        placement=self._draft_placement,
+    settings = dict(
+        num_tokens=self.tokenizer.vocab_size, placement=self._draft_placement
     )
-    return Speculative(
-        target,
-        lm.Lm(
-            draft,
-            num_draft_tokens=drafter.num_draft_tokens,
-            vocab_size=self.config.vocab_size,
-        ),
-        rule=drafter.rule,
-    )
+    if isinstance(self._draft, DraftCheckpoint):
+      return DraftModel(self._draft.config, self._draft_precision, **settings)
+    return Transformer(self._draft_config, self._draft_precision, **settings)
 
   def encode(self, prompt: str, *, chat_template: str = 'auto') -> list[int]:
     """Returns the token ids of a prompt.

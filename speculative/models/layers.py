@@ -3,7 +3,9 @@
 import jax
 from jax import numpy as jnp
 
+from speculative.models import int8
 from speculative.models.config import TransformerConfig
+from speculative.models.int8 import Int8Matrix
 from speculative.models.precision import Precision
 from speculative.sharding import Placement
 
@@ -17,7 +19,7 @@ _ACTIVATIONS = {
 
 def project(
     x_BTD: jax.Array,
-    weight_FD: jax.Array,
+    weight_FD: jax.Array | Int8Matrix,
     bias_F: jax.Array | None = None,
     *,
     precision: Precision,
@@ -26,13 +28,17 @@ def project(
 
   Accumulates in float32 and returns precision.activations.
   """
-  y_BTF = jnp.einsum(
-      'BTD,FD->BTF',
-      x_BTD.astype(weight_FD.dtype),
-      weight_FD,
-      precision=precision.matmul,
-      preferred_element_type=jnp.dtype(precision.activations),
-  )
+  if isinstance(weight_FD, Int8Matrix):
+    y_BTF = int8.project(x_BTD, weight_FD)
+    y_BTF = y_BTF.astype(jnp.dtype(precision.activations))
+  else:
+    y_BTF = jnp.einsum(
+        'BTD,FD->BTF',
+        x_BTD.astype(weight_FD.dtype),
+        weight_FD,
+        precision=precision.matmul,
+        preferred_element_type=jnp.dtype(precision.activations),
+    )
   if bias_F is not None:
     y_BTF = y_BTF + bias_F.astype(y_BTF.dtype)[None, None, :]
   return y_BTF

@@ -54,6 +54,19 @@ def test_hf_tensors_arrive_unchanged(
     np.testing.assert_array_equal(got[ours], hf_tensors[theirs])
 
 
+def test_one_parameter_is_read_without_the_others(
+    write_hf, hf_config, hf_tensors
+):
+  stored = hf_tensors['model.norm.weight'].astype(ml_dtypes.bfloat16)
+  path = write_hf(hf_config, {'model.norm.weight': stored})
+  checkpoint = load.open_checkpoint(str(path))
+  got = load.read_param(checkpoint, 'final_norm')
+  assert got.dtype == np.float32
+  np.testing.assert_array_equal(got, stored.astype(np.float32))
+  with pytest.raises(UserError, match='no tensor model.embed_tokens.weight'):
+    load.read_param(checkpoint, 'embed')
+
+
 def test_matrices_take_the_dtype_and_vectors_stay_float32(
     write_hf, hf_config, hf_tensors
 ):

@@ -33,6 +33,17 @@ def test_choose_follows_the_table(dtype, platform, version, expected):
   assert chosen == expected
 
 
+def test_an_int8_draft_computes_as_auto_but_never_with_one_row_on_a_cpu():
+  assert precision_lib.choose_draft('int8', platform='cpu').min_rows == 2
+  for dtype in ('int8', 'auto', 'bfloat16'):
+    got = precision_lib.choose_draft(dtype, platform='tpu')
+    assert got == _DEVICE_BFLOAT16
+  with pytest.raises(UserError, match="'int4'; .* bfloat16, int8"):
+    precision_lib.choose_draft('int4')
+  with pytest.raises(UserError, match="dtype is 'int8'"):
+    precision_lib.choose('int8')
+
+
 def test_choose_takes_platform_and_version_of_this_process():
   assert precision_lib.choose('auto') == precision_lib.choose(
       'auto', platform=jax.default_backend(), jax_version=jax.__version__
