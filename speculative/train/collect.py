@@ -9,6 +9,8 @@ decoding out, which would say the same again.
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+import hashlib
+import json
 
 import numpy as np
 
@@ -106,6 +108,16 @@ def make_plan(
         f'{most} different ones; add prompts, or a temperature above 0.'
     )
   return Plan(starts, temperatures, decode, num_documents or most, seed)
+
+
+def digest(starts: Sequence[Start]) -> str:
+  """Returns what tells one list of starts from another.
+
+  Args:
+    starts: of a plan.
+  """
+  kinds = [(start.tokens, start.domain, start.kind) for start in starts]
+  return hashlib.sha256(json.dumps(kinds).encode()).hexdigest()
 
 
 def drop_evaluated(
