@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 import signal
-import time
 from typing import Any
 
 from absl import logging
@@ -16,6 +15,7 @@ from speculative.decoding.config import DecodeConfig
 from speculative.errors import UserError
 from speculative.tasks import collect_report
 from speculative.tasks import results
+from speculative.tasks.progress import Progress
 from speculative.tasks.results import TaskResult
 from speculative.train import collect
 from speculative.train import overlap as overlap_lib
@@ -24,6 +24,7 @@ from speculative.train import rolling
 from speculative.train import score
 from speculative.train import store as store_lib
 from speculative.train.collect import Plan
+from speculative.train.overlap import Found
 from speculative.train.overlap import Overlap
 from speculative.train.prompt_text import Start
 from speculative.train.rolling import Roller
@@ -87,12 +88,20 @@ def _check(fields: config_dict.ConfigDict) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Prepared:
-  """A run whose mistakes, if any, have been found."""
+  """A run whose mistakes, if any, have been found.
+
+  Attributes:
+    model: whose weights have not been read.
+    plan: of all documents.
+    overlap: with what is evaluated; None where nothing is compared.
+    dropped_starts: prompts that are evaluated, and what they share.
+    num_too_long: prompts left out for their length.
+  """
 
   model: api.LanguageModel
   plan: Plan
   overlap: Overlap | None
-  dropped_starts: list
+  dropped_starts: list[tuple[Start, Found]]
   num_too_long: int
 
 
@@ -239,15 +248,14 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   weights = prepared.model.load_weights()
   fields = config.collect
   store = pathlib.Path(fields.store or path / 'store').expanduser()
-  about = _about(config, prepared.plan)
-  workdir = results.Workdir(path, config)
   writer = store_lib.Writer(
       store,
       tokenizer=prepared.model.tokenizer.fingerprint,
       mark=score.mark(weights.target),
       domains=sorted({start.domain for start in prepared.plan.starts}),
-      about=about,
+      about=_about(config, prepared.plan),
   )
+  workdir = results.Workdir(path, config)
   with _Stop() as stop:
     timing = _collect(config, prepared, writer, workdir, stop)
     if fields.score == 'yes':
@@ -270,7 +278,9 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   return TaskResult(found)
 
 
-def _make_roller(config: config_dict.ConfigDict, run: _Prepared) -> Roller:
+def _make_roller(
+    config: config_dict.ConfigDict, run: _Prepared
+) -> Roller | None:
   lens = [len(s.tokens) for s in run.plan.starts if s.kind == 'prompt']
   if not lens:
     return None
@@ -297,7 +307,7 @@ def _collect(
   size, total = config.collect.shard_documents, run.plan.num_documents
   first = collect_report.next_document(writer.index)
   roller = _make_roller(config, run)
-  progress = _Progress('collected', total - first)
+  progress = Progress('collect', total - first)
   while first < total and not stop.asked:
     span = range(first, min(first + size, total))
     batch = collect.collect(
@@ -313,16 +323,15 @@ def _collect(
     )
     first = span.stop
     row = progress.step(len(span), batch.num_new)
-    if roller is not None:
-      row['collect/busy_rows_frac'] = roller.busy_rounds / max(
-          roller.all_rounds, 1
-      )
-    workdir.metric({'collect/documents': first} | row)
-  return progress.results('collect') | (
-      {}
-      if roller is None or not roller.all_rounds
-      else {'collect/busy_rows_frac': roller.busy_rounds / roller.all_rounds}
-  )
+    workdir.metric({'collect/made_documents': first} | row | _busy(roller))
+  return progress.results() | _busy(roller)
+
+
+def _busy(roller: Roller | None) -> dict[str, Any]:
+  if roller is None or not roller.all_rounds:
+    return {}
+  share = roller.busy_rounds / roller.all_rounds
+  return {'collect/busy_rows_frac': round(share, 4)}
 
 
 def _score(
@@ -341,61 +350,10 @@ def _score(
       if not store.is_shard_scored(shard)
   ]
   counts = [store.index.shards[shard].num_tokens for shard in todo]
-  progress = _Progress('scored', sum(counts))
+  progress = Progress('score', sum(counts))
   for shard, count in zip(todo, counts, strict=True):
     if stop.asked:
       break
     score.score_shard(model, params, store, shard, on_pass=progress.look)
     workdir.metric({'score/shard': shard} | progress.step(count, count))
-  return progress.results('score')
-
-
-class _Progress:
-  """Counts tokens, and says now and then how it goes."""
-
-  _EVERY_S = 30.0
-
-  def __init__(self, verb: str, total: int) -> None:
-    self._verb, self._total = verb, total
-    self._started = self._said = time.monotonic()
-    self._done = self._tokens = self._recent = 0
-
-  def look(self, num_tokens: int) -> None:
-    """Counts tokens of a step that is not finished."""
-    self._recent += num_tokens
-    if time.monotonic() - self._said > self._EVERY_S:
-      self._say()
-
-  def step(self, num_done: int, num_tokens: int) -> dict[str, Any]:
-    """Counts a finished step; returns a line of metrics."""
-    self._done += num_done
-    self._tokens += num_tokens
-    self._recent = 0
-    self._say()
-    return self.results(self._verb)
-
-  def results(self, group: str) -> dict[str, Any]:
-    """Returns tokens and tokens a second of this run."""
-    elapsed = max(time.monotonic() - self._started, 1e-9)
-    return {
-        f'{group}/new_tokens': self._tokens,
-        f'{group}/tokens_per_s': round(self._tokens / elapsed, 1),
-    }
-
-  def _say(self) -> None:
-    self._said = time.monotonic()
-    elapsed = self._said - self._started
-    left = '?'
-    if self._done:
-      rest = (self._total - self._done) * elapsed / self._done
-      left = f'{rest / 60:.0f} min'
-    tokens = self._tokens + self._recent
-    logging.info(
-        '%s %d of %d, %d tokens, %.0f tokens/s, %s left',
-        self._verb,
-        self._done,
-        self._total,
-        tokens,
-        tokens / max(elapsed, 1e-9),
-        left,
-    )
+  return progress.results()

@@ -3,12 +3,14 @@
 Every prompt is taken once in a pass over all of them, in an order of that
 pass, at one of the temperatures in turn: after as many passes as there are
 temperatures every prompt has been answered at each. Later passes leave greedy
-decoding out, which would say the same again.
+decoding out, which would say the same again, and all but the first leave out
+texts that are documents as they are.
 """
 
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+import functools
 import hashlib
 import json
 
@@ -53,11 +55,12 @@ class Plan:
     Args:
       index: of the document.
     """
-    turn, place = divmod(index, len(self.starts))
-    order = np.random.default_rng((self.seed, turn)).permutation(
-        len(self.starts)
-    )
-    chosen = int(order[place])
+    turn, place, among = 0, index, range(len(self.starts))
+    if index >= len(self.starts):
+      among = [i for i, s in enumerate(self.starts) if s.kind == 'prompt']
+      turn, place = divmod(index - len(self.starts), len(among))
+      turn += 1
+    chosen = among[_order(self.seed, turn, len(among))[place]]
     temperatures = self.temperatures
     if turn >= len(temperatures):
       temperatures = [t for t in temperatures if t > 0]
@@ -66,6 +69,11 @@ class Plan:
         temperature=temperatures[(chosen + turn) % len(temperatures)],
         seed=(self.seed * _SPREAD + index) % 2**32,
     )
+
+
+@functools.lru_cache(maxsize=4)
+def _order(seed: int, turn: int, size: int) -> list[int]:
+  return np.random.default_rng((seed, turn)).permutation(size).tolist()
 
 
 def make_plan(
@@ -99,10 +107,9 @@ def make_plan(
     raise UserError('config.collect.temperatures is empty; name one at least.')
   for temperature in temperatures:
     dataclasses.replace(decode, temperature=temperature)
-  plain = all(start.kind == 'plain' for start in starts)
-  passes = 1 if plain else len(temperatures)
-  most = passes * len(starts)
-  if num_documents > most and (plain or not any(temperatures)):
+  num_prompts = sum(start.kind == 'prompt' for start in starts)
+  most = len(starts) + (len(temperatures) - 1) * num_prompts
+  if num_documents > most and not (num_prompts and any(temperatures)):
     raise UserError(
         f'config.collect.num_documents is {num_documents}, but there are only '
         f'{most} different ones; add prompts, or a temperature above 0.'

@@ -30,6 +30,9 @@ from speculative.decoding.engine import Engine
 from speculative.decoding.loop import Carry
 from speculative.decoding.loop import Step
 
+# Every slot is attended to, used or not, so their number is rounded finely: it
+# compiles one program, whatever the prompts.
+_SLOT_BLOCK = 32
 # Rounds between two looks at which rows have ended.
 _ROUNDS_PER_LOOK = 16
 
@@ -74,12 +77,12 @@ def shape_of(
     num_tokens: most new ones.
   """
   rows = engine.num_rows(num_rows)
+  longest = engine_lib.bucket(prompt_len) + num_tokens
+  blocks = -(-(longest + loop.slack(engine.step)) // _SLOT_BLOCK)
   return Shape(
       num_rows=rows,
       num_refill=min(rows, engine.num_rows(-(-rows // 8))),
-      num_slots=engine_lib.bucket(
-          engine_lib.bucket(prompt_len) + num_tokens + loop.slack(engine.step)
-      ),
+      num_slots=blocks * _SLOT_BLOCK,
   )
 
 
