@@ -124,6 +124,36 @@ def get_config() -> config_dict.ConfigDict:
   config.verify.false_alarm_rate = 0.0001
   # A verifier that is wrong on purpose, to show that it is caught.
   config.verify.fault = ''
+
+  config.collect = config_dict.ConfigDict()
+  # Files of prompts (.jsonl, .jsonl.gz, or .txt with one a line) and of plain
+  # text; globs, or 'domain=glob' to name what kind of text it is.
+  config.collect.prompts = ()
+  config.collect.texts = ()
+  # The target goes on from the beginnings of texts ('prompt'), or they are
+  # documents as they are ('plain').
+  config.collect.text_use = 'prompt'
+  # Most tokens of a plain document, of a prompt, and of what the target writes.
+  config.collect.text_tokens = 384
+  config.collect.max_prompt_tokens = 192
+  config.collect.num_tokens = 256
+  # In turn; 0 is greedy. decode.top_p and the like count as well.
+  config.collect.temperatures = (0.0, 0.8, 1.0)
+  # 0 is every prompt once at every temperature.
+  config.collect.num_documents = 0
+  # Rows decoded at once, and documents of a shard.
+  config.collect.batch_size = 64
+  config.collect.shard_documents = 256
+  # Files that drafts will be evaluated on, or 'none': what overlaps with them
+  # in so many tokens or words on end is left out.
+  config.collect.held_out = ()
+  config.collect.overlap_tokens = 13
+  config.collect.overlap_words = 8
+  # 'yes' adds the target's hidden states, 2 bytes a dimension and token.
+  config.collect.score = 'yes'
+  # Where the text goes; 'store' in the workdir when empty.
+  config.collect.store = ''
+
   config.plan = config_dict.ConfigDict()
   # Devices to compile for: a TPU slice, or 'cpu:N'.
   config.plan.topology = 'cpu:8'

@@ -49,11 +49,17 @@ class Prompt:
   chat_template: str
 
 
-def _parse(line: str, where: str, prompt_format: str) -> Prompt:
-  try:
-    row = json.loads(line)
-  except json.JSONDecodeError as error:
-    raise UserError(f'{where} is not JSON: {error}.') from error
+def parse(row: object, where: str, prompt_format: str) -> Prompt:
+  """Returns the prompt of a row; see `load`.
+
+  Args:
+    row: as JSON gave it.
+    where: file and line, for errors.
+    prompt_format: see `load`.
+
+  Raises:
+    UserError: If the row has no prompt.
+  """
   for field, kind in _FIELDS:
     if not isinstance(row, dict) or row.get(field) is None:
       continue
@@ -69,6 +75,38 @@ def _parse(line: str, where: str, prompt_format: str) -> Prompt:
     return Prompt(text, 'auto' if is_chat else 'no')
   known = ', '.join(field for field, _ in _FIELDS)
   raise UserError(f'{where} has none of the fields {known}; add one.')
+
+
+def read_rows(source: str) -> list[tuple[str, object]]:
+  """Reads what the lines of a JSONL file say.
+
+  Args:
+    source: a file, compressed if it ends in .gz.
+
+  Returns:
+    'file:line' and value of every line that is not empty.
+
+  Raises:
+    UserError: If it cannot be read, or a line is not JSON.
+  """
+  path = pathlib.Path(source).expanduser()
+  try:
+    opener = gzip.open if path.suffix == '.gz' else open
+    with opener(path, 'rt', encoding='utf-8') as file:
+      lines = list(file)
+  except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+    raise UserError(
+        f'{source} cannot be read: {error}; fetch it again.'
+    ) from error
+  rows = []
+  for number, line in enumerate(lines, 1):
+    where = f'{source}:{number}'
+    try:
+      if line.strip():
+        rows.append((where, json.loads(line)))
+    except json.JSONDecodeError as error:
+      raise UserError(f'{where} is not JSON: {error}.') from error
+  return rows
 
 
 def load(source: str, *, num_prompts: int, prompt_format: str) -> list[Prompt]:
@@ -91,24 +129,13 @@ def load(source: str, *, num_prompts: int, prompt_format: str) -> list[Prompt]:
   if source == 'builtin':
     template = 'no' if prompt_format == 'completion' else 'auto'
     return [Prompt(text, template) for text in BUILTIN][: num_prompts or None]
-  path = pathlib.Path(source).expanduser()
-  if not path.is_file():
+  if not pathlib.Path(source).expanduser().is_file():
     raise UserError(
         f'config.data.prompts is {source!r}, which is no file; name a JSONL '
         "file or 'builtin'."
     )
-  try:
-    opener = gzip.open if path.suffix == '.gz' else open
-    with opener(path, 'rt', encoding='utf-8') as file:
-      lines = list(file)
-  except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-    raise UserError(
-        f'{source} cannot be read: {error}; fetch it again.'
-    ) from error
   found = [
-      _parse(line, f'{source}:{number}', prompt_format)
-      for number, line in enumerate(lines, 1)
-      if line.strip()
+      parse(row, where, prompt_format) for where, row in read_rows(source)
   ][: num_prompts or None]
   if not found:
     raise UserError(f'{source} holds no prompts; name another file.')

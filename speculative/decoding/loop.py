@@ -179,17 +179,18 @@ def prefill(
       num_rounds=jnp.zeros((), jnp.int32),
   )
   carry = step.init(weights, state, out.features, prompt_width=T)
-  return _placed(step, carry)
+  return placed(step, carry)
 
 
-def _placed(step: Step, carry: Carry) -> Carry:
+def placed(step: Step, carry: Carry) -> Carry:
+  """Says where the rows of a carry lie."""
   return carry.replace(state=state_lib.place(carry.state, step.model.placement))
 
 
 def one_round(step: Step, weights: Weights, carry: Carry) -> Carry:
   """Runs one round and says where its results lie; the loop's body."""
   # Said before and after: else the compiler may split what lies between.
-  return _placed(step, step(weights, _placed(step, carry)))
+  return placed(step, step(weights, placed(step, carry)))
 
 
 @functools.partial(

@@ -28,6 +28,7 @@ _RESULTS = (
     'results.json',
     'results.md',
     'outputs.jsonl',
+    'collect.md',
     'plan.md',
     'verify.md',
 )

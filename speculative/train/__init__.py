@@ -1,0 +1,1 @@
+"""Training of draft models: text, losses and the loop."""
