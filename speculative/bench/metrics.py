@@ -62,11 +62,19 @@ def acceptance_of(generations: Sequence[Generation]) -> Acceptance:
   accepted_J = sum(g.accepted.sum(axis=0) for g in generations)
   # Rounds that got to a position are those that kept the one before it.
   reached_J = np.append(rounds, accepted_J[:-1])
+  tokens_U = np.array([len(ids) for g in generations for ids in g.token_ids])
+  rounds_U = np.concatenate([g.rounds for g in generations])
+  spread = None
+  if len(tokens_U) > 1:
+    # Of a ratio of sums, to first order; see `paired`.
+    residual_U = tokens_U / tokens_U.mean() - rounds_U / rounds_U.mean()
+    spread = float(residual_U.std(ddof=1))
   return Acceptance(
       rate=int(accepted_J.sum()) / max(tested, 1),
       by_position=(accepted_J / np.maximum(reached_J, 1)).tolist(),
-      tokens_per_round=sum(g.num_tokens for g in generations) / max(rounds, 1),
-      num_prompts=sum(len(g.token_ids) for g in generations),
+      tokens_per_round=int(tokens_U.sum()) / max(rounds, 1),
+      num_prompts=len(tokens_U),
+      spread=spread,
   )
 
 

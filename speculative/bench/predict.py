@@ -18,6 +18,9 @@ that is never accepted.
 from collections.abc import Sequence
 import dataclasses
 import itertools
+import math
+
+from scipy import stats
 
 from speculative import theory
 
@@ -70,12 +73,15 @@ class Acceptance:
       not having kept it, as they cost as much as the others.
     tokens_per_round: as counted.
     num_prompts: counted.
+    spread: standard deviation of tokens_per_round from prompt to prompt, over
+      itself; None of fewer than two prompts.
   """
 
   rate: float
   by_position: Sequence[float]
   tokens_per_round: float
   num_prompts: int
+  spread: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,12 +206,31 @@ def best(times: Sequence[Times], acceptance: Sequence[Acceptance]) -> Best:
   return Best(num_draft_tokens=best_num, speedup=gains[best_num], most=most)
 
 
+def noise(acceptance: Acceptance, num_timed: int) -> float | None:
+  """Returns how far off a prediction may be because texts differ.
+
+  Args:
+    acceptance: of the prompts set aside.
+    num_timed: other prompts like these.
+
+  Returns:
+    The relative difference of tokens per round that 95 in 100 such pairs of
+    prompts set aside and prompts timed stay below; None if nothing is known.
+  """
+  if acceptance.spread is None:
+    return None
+  num = acceptance.num_prompts
+  t = float(stats.t.ppf(0.975, num - 1))
+  return t * acceptance.spread * math.sqrt(1 / num + 1 / num_timed)
+
+
 def keys(
     times: Times,
     acceptance: Acceptance,
     longest: Best,
     *,
     measured: float,
+    num_timed: int,
 ) -> dict[str, object]:
   """Returns the result keys of one setting.
 
@@ -214,6 +239,7 @@ def keys(
     acceptance: on prompts that were not timed.
     longest: what is best, all settings considered.
     measured: speed-up over the timed prompts.
+    num_timed: of these.
   """
   costs = costs_of(times)
   J = times.num_draft_tokens
@@ -231,6 +257,7 @@ def keys(
       'calibration/tokens_per_round': acceptance.tokens_per_round,
       'speedup/predicted': found.speedup,
       'speedup/predicted_error': found.speedup / measured - 1,
+      'speedup/predicted_noise': noise(acceptance, num_timed),
       'speedup/predicted_iid': found.speedup_iid,
       'speedup/predicted_iid_error': found.speedup_iid / measured - 1,
       'speedup/best_predicted': longest.speedup,
@@ -280,9 +307,11 @@ def _why_off(row: dict) -> str:
   cost_foreseen = foreseen / row['speedup/predicted']
   said = f' ({100 * abs(error):.0f} % off, mostly because '
   if abs(foreseen / tokens - 1) >= abs(cost / cost_foreseen - 1):
+    few = row['speedup/predicted_noise']
+    chance = ', as so few prompts may' if few and abs(error) <= few else ''
     return (
         f'{said}the prompts set aside get {foreseen:.2f} tokens a round and '
-        f'the timed ones {tokens:.2f})'
+        f'the timed ones {tokens:.2f}{chance})'
     )
   return (
       f'{said}a round was foreseen to cost {cost_foreseen:.2f} plain steps and '

@@ -24,11 +24,13 @@ class Foreseen:
     times: of the parts of each.
     acceptance: of each, on the prompts set aside.
     best: the draft length to take.
+    num_timed: prompts that will be timed.
   """
 
   times: Sequence[Times]
   acceptance: Sequence[Acceptance]
   best: Best
+  num_timed: int
 
   def keys(self, index: int, row: dict) -> dict[str, object]:
     """Returns the result keys of a setting.
@@ -42,6 +44,7 @@ class Foreseen:
         self.acceptance[index],
         self.best,
         measured=row['speedup/measured'],
+        num_timed=self.num_timed,
     )
 
 
@@ -75,7 +78,12 @@ def foresee(
       prepared.decode,
       repeats=repeats,
   )
-  return Foreseen(times, acceptance, predict.best(times, acceptance))
+  return Foreseen(
+      times=times,
+      acceptance=acceptance,
+      best=predict.best(times, acceptance),
+      num_timed=len(prepared.prompts),
+  )
 
 
 def _acceptance(

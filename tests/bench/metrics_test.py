@@ -125,6 +125,9 @@ def test_acceptance_counts_the_rounds_that_drafted_nothing():
   assert found.rate == pytest.approx(6 / 8)
   assert found.tokens_per_round == pytest.approx(12 / 6)
   assert found.num_prompts == 2
+  # Tokens 10 and 2 around 6, rounds 4 and 2 around 3.
+  residuals = [10 / 6 - 4 / 3, 2 / 6 - 2 / 3]
+  assert found.spread == pytest.approx(np.std(residuals, ddof=1))
 
 
 def test_nothing_accepted_is_a_rate_of_zero_everywhere():
@@ -132,6 +135,7 @@ def test_nothing_accepted_is_a_rate_of_zero_everywhere():
   found = metrics.acceptance_of([idle])
   assert found.by_position == [0.0, 0.0]
   assert found.rate == 0
+  assert found.spread is None
 
 
 def test_prompts_that_loop_are_counted_and_left_out():

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -20,12 +21,13 @@ _ACCEPTANCE = Acceptance(
     by_position=[0.5, 0.9, 0.9],
     tokens_per_round=2.4,
     num_prompts=4,
+    spread=0.1,
 )
 
 
 def _refused(times: Times) -> Acceptance:
   zeros = [0.0] * times.num_draft_tokens
-  return Acceptance(0.0, zeros, tokens_per_round=1.0, num_prompts=4)
+  return Acceptance(0.0, zeros, 1.0, num_prompts=4, spread=0.0)
 
 
 def _row(times=_TIMES, acceptance=_ACCEPTANCE, *, measured, tokens=2.4):
@@ -36,7 +38,9 @@ def _row(times=_TIMES, acceptance=_ACCEPTANCE, *, measured, tokens=2.4):
       'decode/tokens_per_round': tokens,
   }
   longest = predict.best([times], [acceptance])
-  return row | predict.keys(times, acceptance, longest, measured=measured)
+  return row | predict.keys(
+      times, acceptance, longest, measured=measured, num_timed=6
+  )
 
 
 def test_costs_by_hand():
@@ -106,7 +110,7 @@ def test_a_setting_is_judged_by_its_own_numbers():
   # Drafting one token takes a tenth of what the long draft says a token takes.
   short = Times(1, 10.0, [9.0, 9.0, 9.0, 9.0], propose_ms=0.1, round_ms=10.1)
   long = Times(3, 10.0, [9.0, 9.0, 9.0, 9.0], propose_ms=6.0, round_ms=16.0)
-  rates = [Acceptance(0.9, [0.9] * n, 1.9, 4) for n in (1, 3)]
+  rates = [Acceptance(0.9, [0.9] * n, 1.9, 4, 0.1) for n in (1, 3)]
   found = predict.best([short, long], rates)
   assert (found.num_draft_tokens, found.most) == (1, 3)
   assert found.speedup == pytest.approx(1.9 / 1.01)
@@ -138,6 +142,14 @@ def test_keys_hold_both_predictions_and_how_far_they_are_off():
   assert row['decode/verify_cost'] == pytest.approx(1.2)
 
 
+def test_the_noise_is_that_of_two_means():
+  t = 3.182  # Of three degrees of freedom.
+  expected = t * 0.1 * math.sqrt(1 / 4 + 1 / 12)
+  assert predict.noise(_ACCEPTANCE, 12) == pytest.approx(expected, rel=1e-3)
+  one = Acceptance(0.8, [0.5], 2.4, num_prompts=1, spread=None)
+  assert predict.noise(one, 12) is None
+
+
 def test_a_close_prediction_needs_no_explanation():
   said = predict.verdict(_row(measured=1.55), most=3)
   assert said == (
@@ -158,3 +170,9 @@ def test_a_prediction_that_is_off_says_why(measured, tokens, fragment):
   said = predict.verdict(_row(measured=measured, tokens=tokens), most=4)
   assert f'{fragment})' in said
   assert '31 % off, mostly because' in said
+
+
+def test_a_prediction_that_few_prompts_explain_says_so():
+  spread = dataclasses.replace(_ACCEPTANCE, spread=0.4)
+  row = _row(acceptance=spread, measured=1.2, tokens=1.8)
+  assert 'as so few prompts may)' in predict.verdict(row, most=3)

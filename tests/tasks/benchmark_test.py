@@ -9,8 +9,8 @@ from speculative.errors import UserError
 from speculative.tasks import benchmark
 from speculative.tasks import measure
 
-# Prompts of two buckets; the last is set aside.
-_TEXTS = ('abcab', 'abc ' * 10, 'cab ' * 9)
+# Prompts of two buckets; the last two are set aside.
+_TEXTS = ('abcab', 'abc ' * 10, 'cab ' * 9, 'bac')
 
 _ROW_KEYS = {
     'row/name',
@@ -56,6 +56,7 @@ _PREDICTION_KEYS = {
     'calibration/tokens_per_round',
     'speedup/predicted',
     'speedup/predicted_error',
+    'speedup/predicted_noise',
     'speedup/predicted_iid',
     'speedup/predicted_iid_error',
     'speedup/best_predicted',
@@ -119,7 +120,7 @@ def _check_prediction(row):
   parts = ('draft', 'target', 'other')
   assert sum(row[f'time/{p}_frac'] for p in parts) == pytest.approx(1.0)
   assert len(row['decode/verify_costs']) == 4
-  assert row['calibration/prompts'] == 1
+  assert row['calibration/prompts'] == 2
   assert 0 <= row['decode/best_num_draft_tokens'] <= 3
 
 
