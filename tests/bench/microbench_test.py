@@ -1,4 +1,5 @@
 import jax
+from jax import numpy as jnp
 import numpy as np
 import pytest
 
@@ -65,10 +66,12 @@ def test_passes_run_the_target_and_leave_the_text_as_it_was(engine, start):
   step = engine.step
   again = start()['carry'].state
   out = step.model.forward(
-      engine.weights.target, np.full((1, 3), _PROMPT[-1]), again.cache
+      engine.weights.target,
+      jnp.full((1, 3), _PROMPT[-1], jnp.int32),
+      again.cache,
   )
   np.testing.assert_allclose(
-      after.state.cache.k[0][:, :, :7], out.cache.k[0][:, :, :7], atol=1e-6
+      after.state.cache.k[0][:, :, :7], out.cache.k[0][:, :, :7], atol=1e-5
   )
 
 
