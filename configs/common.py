@@ -106,6 +106,9 @@ def get_config() -> config_dict.ConfigDict:
   config.bench.repeats = 3
   # Draft lengths to measure; empty measures decode.num_draft_tokens.
   config.bench.num_draft_tokens = (0,)
+  # Prompts at the end of data.prompts that are not timed but predicted from; at
+  # most half of them. 0 predicts nothing.
+  config.bench.calibration_prompts = 8
 
   config.verify = config_dict.ConfigDict()
   # Names of samplers (tasks/verify_cases.py), or 'config' for decode.* above.

@@ -192,6 +192,25 @@ def load_prompts(config: config_dict.ConfigDict) -> list[prompts.Prompt]:
   )
 
 
+def load_split(config: config_dict.ConfigDict) -> prompts.Split:
+  """Returns the prompts to time, and others to predict from.
+
+  Raises:
+    UserError: If the file is absent, holds none or too few.
+  """
+  num_prompts = _at_least('data.num_prompts', config.data.num_prompts, 0)
+  num_calibration = _at_least(
+      'bench.calibration_prompts', config.bench.calibration_prompts, 0
+  )
+  every = config.copy_and_resolve_references()
+  every.data.num_prompts = 0
+  return prompts.split(
+      load_prompts(every),
+      num_prompts=num_prompts,
+      num_calibration=num_calibration,
+  )
+
+
 def check_workdir(workdir: str | None) -> pathlib.Path:
   """Returns the directory results go to, without making it.
 

@@ -259,6 +259,10 @@ _FROM_DATA = {'generate.prompt': 'from data'}
             {'task': 'benchmark', 'bench.num_draft_tokens': (4, -2)},
             ['(4, -2)', '>= 0', 'config.bench.num_draft_tokens'],
         ),
+        (
+            {'task': 'benchmark', 'bench.calibration_prompts': -1},
+            ['>= 0', 'got -1', 'config.bench.calibration_prompts'],
+        ),
     ],
     ids=lambda value: (
         ','.join(f'{k}={ascii(v)[:20]}' for k, v in value.items())
@@ -288,7 +292,8 @@ def test_a_wrong_prompts_file_is_one_line_in_every_task(
 ):
   path = tmp_path / 'prompts.jsonl.gz'
   path.write_bytes(gzip.compress(line.encode()))
-  fail(_FROM_DATA | {'task': task, 'data.prompts': str(path)}, fragment)
+  fields = {'data.prompts': str(path), 'bench.calibration_prompts': 0}
+  fail(_FROM_DATA | {'task': task} | fields, fragment)
 
 
 def test_a_wrong_sha256_names_both_and_keeps_no_file(

@@ -5,6 +5,8 @@ import statistics
 
 import numpy as np
 
+from speculative.bench import loops
+from speculative.bench.predict import Acceptance
 from speculative.decoding.generation import Generation
 
 
@@ -47,6 +49,67 @@ def acceptance_by_position(generations: Sequence[Generation]) -> list[float]:
   tested_J = sum(g.tested.sum(axis=0) for g in generations)
   accepted_J = sum(g.accepted.sum(axis=0) for g in generations)
   return (accepted_J / np.maximum(tested_J, 1)).round(4).tolist()
+
+
+def acceptance_of(generations: Sequence[Generation]) -> Acceptance:
+  """Returns what a prediction needs to know of a drafter.
+
+  Args:
+    generations: of the drafter, one a batch of prompts.
+  """
+  tested = sum(int(g.tested.sum()) for g in generations)
+  rounds = sum(int(g.rounds.sum()) for g in generations)
+  accepted_J = sum(g.accepted.sum(axis=0) for g in generations)
+  # Rounds that got to a position are those that kept the one before it.
+  reached_J = np.append(rounds, accepted_J[:-1])
+  tokens_U = np.array([len(ids) for g in generations for ids in g.token_ids])
+  rounds_U = np.concatenate([g.rounds for g in generations])
+  spread = None
+  if len(tokens_U) > 1:
+    # Of a ratio of sums, to first order; see `paired`.
+    residual_U = tokens_U / tokens_U.mean() - rounds_U / rounds_U.mean()
+    spread = float(residual_U.std(ddof=1))
+  return Acceptance(
+      rate=int(accepted_J.sum()) / max(tested, 1),
+      by_position=(accepted_J / np.maximum(reached_J, 1)).tolist(),
+      tokens_per_round=int(tokens_U.sum()) / max(rounds, 1),
+      num_prompts=len(tokens_U),
+      spread=spread,
+  )
+
+
+def without_loops(
+    plain: Sequence[Generation], runs: Sequence[Generation]
+) -> dict[str, float | None]:
+  """Returns the keys that say what a setting gains on texts without loops.
+
+  Args:
+    plain: runs of plain decoding, one a batch.
+    runs: of the setting, over the same batches.
+
+  Returns:
+    How many prompts end in a loop in either run, and the numbers of the batches
+    in which none does: times are those of batches. None where no batch is left.
+  """
+  num_loops, kept = 0, []
+  for pair in zip(plain, runs, strict=True):
+    looping = [
+        any(loops.ends_in_loop(ids) for ids in texts)
+        for texts in zip(*(g.token_ids for g in pair), strict=True)
+    ]
+    num_loops += sum(looping)
+    if not any(looping):
+      kept.append(pair)
+  speedup = tokens_per_round = None
+  if kept:
+    plain, runs = zip(*kept, strict=True)
+    speedup = seconds_per_token(plain) / seconds_per_token(runs)
+    tokens_per_round = decode_metrics(runs)['decode/tokens_per_round']
+  return {
+      'bench/num_loops': num_loops,
+      'speedup/measured_no_loops': speedup,
+      'decode/tokens_per_round_no_loops': tokens_per_round,
+  }
 
 
 def median_run(runs: Sequence[Generation]) -> Generation:

@@ -1,5 +1,6 @@
 """Prompts to measure with, from a JSONL file or a few of our own."""
 
+from collections.abc import Sequence
 import dataclasses
 import gzip
 import json
@@ -107,6 +108,54 @@ def read_rows(source: str) -> list[tuple[str, object]]:
     except json.JSONDecodeError as error:
       raise UserError(f'{where} is not JSON: {error}.') from error
   return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """Prompts of one file in two parts that share no text.
+
+  Attributes:
+    timed: from the start of the file.
+    calibration: from its end.
+  """
+
+  timed: list[Prompt]
+  calibration: list[Prompt]
+
+
+def split(
+    found: Sequence[Prompt], *, num_prompts: int, num_calibration: int
+) -> Split:
+  """Sets prompts aside that predictions are made from.
+
+    8 prompts, all to be timed, 3 to be set aside -> 0..4 and 5..7
+    8 prompts, 2 to be timed, 3 to be set aside -> 0 1 and 5..7
+    8 prompts, all to be timed, 8 to be set aside -> 0..3 and 4..7
+
+  Args:
+    found: all prompts of the file.
+    num_prompts: how many to time, 0 for all that are left; fewer where the file
+      does not hold both.
+    num_calibration: how many to set aside, at most half of the file.
+
+  Returns:
+    The Split.
+
+  Raises:
+    UserError: If nothing can be set aside.
+  """
+  num_aside = min(num_calibration, len(found) // 2)
+  num_timed = min(num_prompts or len(found), len(found) - num_aside)
+  timed = list(found[:num_timed])
+  aside = [p for p in found[len(found) - num_aside :] if p not in timed]
+  if num_calibration and not aside:
+    raise UserError(
+        f'{len(found)} prompt(s) are too few to time some and to set others '
+        'aside that the speed-up is predicted from; give at least 2 different '
+        'ones, or set config.bench.calibration_prompts to 0, which predicts '
+        'nothing.'
+    )
+  return Split(timed, aside)
 
 
 def load(source: str, *, num_prompts: int, prompt_format: str) -> list[Prompt]:

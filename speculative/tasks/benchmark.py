@@ -1,5 +1,6 @@
 """Task `benchmark`: plain against speculative, prompts interleaved."""
 
+from collections.abc import Sequence
 import dataclasses
 import pathlib
 import time
@@ -9,11 +10,14 @@ from ml_collections import config_dict
 from speculative import config as config_lib
 from speculative.bench import bandwidth
 from speculative.bench import compiles
+from speculative.bench import predict
+from speculative.bench.prompts import Prompt
 from speculative.decoding import engine as engine_lib
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.tasks import common
 from speculative.tasks import measure
+from speculative.tasks import predictions
 from speculative.tasks import results
 from speculative.tasks.results import TaskResult
 
@@ -55,7 +59,8 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
 
   Every prompt is decoded by every setting before the next prompt, config.
   bench.repeats times; the median of the repeats counts. Compilation happens
-  before and is reported apart.
+  before and is reported apart. So does the prediction, which rests on the times
+  of a round's parts and on prompts that are not timed.
 
   Args:
     config: of the run.
@@ -69,11 +74,15 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   """
   repeats = common.repeats(config)
   settings = _settings(config, config_lib.parse(config).drafter)
-  prepared = common.prepare(config, path, config_lib.load_prompts(config))
+  prompts, aside = _prompts(config, has_drafter=len(settings) > 1)
+  prepared = common.prepare(config, path, prompts, calibration=aside)
   started = time.perf_counter()
   with compiles.counted() as warm:
     common.warm_up(prepared, settings)
   compile_s = time.perf_counter() - started
+  foreseen = None
+  if aside:
+    foreseen = predictions.foresee(prepared, settings[1:], repeats=repeats)
   with compiles.counted() as later:
     runs = measure.interleaved(prepared, settings, repeats=repeats)
   shared = {
@@ -88,16 +97,39 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
       measure.row_of(prepared, drafter, runs[0], runs[i]) | shared
       for i, drafter in enumerate(settings)
   ]
+  for index, row in enumerate(rows[1:] if foreseen else ()):
+    row |= foreseen.keys(index, row)
   rows[0]['decode/bandwidth_floor_ms'] = _floor_ms(prepared)
   for row in rows:
     prepared.workdir.metric(row)
   found = results.environment(prepared.model) | {'rows': rows}
   prepared.workdir.finish(found)
-  reasons = ''.join(f'{measure.reason(row)}\n' for row in rows[1:])
-  said = f'{measure.table(rows)}\n{reasons}'
+  said = f'{measure.table(rows)}\n{_sentences(rows[1:], foreseen)}'
   results.write_text(prepared.workdir.path / 'results.md', said)
   results.say(said)
   return TaskResult(found)
+
+
+def _prompts(
+    config: config_dict.ConfigDict, *, has_drafter: bool
+) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+  """Returns the prompts to time and those to predict from."""
+  if not has_drafter:
+    return config_lib.load_prompts(config), ()
+  split = config_lib.load_split(config)
+  return split.timed, split.calibration
+
+
+def _sentences(
+    rows: Sequence[dict], foreseen: predictions.Foreseen | None
+) -> str:
+  """Returns a line or two a setting: why it is fast, and what was foreseen."""
+  lines = []
+  for row in rows:
+    lines.append(measure.reason(row))
+    if foreseen:
+      lines.append(predict.verdict(row, most=foreseen.best.most))
+  return ''.join(f'{line}\n' for line in lines)
 
 
 def _floor_ms(prepared: common.Prepared) -> float:

@@ -27,6 +27,7 @@ class Prepared:
     decode: how to decode.
     prompts: as read.
     batches: token ids of the prompts, batch by batch.
+    calibration: of prompts that are not timed but predicted from.
     workdir: where results go.
   """
 
@@ -35,6 +36,7 @@ class Prepared:
   prompts: Sequence[Prompt]
   batches: Sequence[Sequence[Sequence[int]]]
   workdir: results.Workdir
+  calibration: Sequence[Sequence[Sequence[int]]] = ()
 
   def decode_of(self, index: int) -> DecodeConfig:
     """Returns how to decode a batch.
@@ -53,6 +55,8 @@ def prepare(
     config: config_dict.ConfigDict,
     path: pathlib.Path,
     prompts: Sequence[Prompt],
+    *,
+    calibration: Sequence[Prompt] = (),
 ) -> Prepared:
   """Opens the models, encodes the prompts, reads the weights.
 
@@ -62,6 +66,7 @@ def prepare(
     config: of the run.
     path: of the workdir.
     prompts: what to answer.
+    calibration: prompts to predict from.
 
   Returns:
     The Prepared run.
@@ -73,19 +78,29 @@ def prepare(
   run_config = config_lib.parse(config)
   model = run_config.open_model()
   decode = run_config.decode_for(model)
-  ids = [model.encode(p.text, chat_template=p.chat_template) for p in prompts]
+  ids = [
+      model.encode(p.text, chat_template=p.chat_template)
+      for p in (*prompts, *calibration)
+  ]
   model.check(ids, [decode] * len(ids))
   model.load_weights()
   # A host that cannot go on ends them all before anything is written.
   hosts.agree(ids, name='prompts')
-  size = run_config.batch_size
+  size, num = run_config.batch_size, len(prompts)
   return Prepared(
       model=model,
       decode=decode,
       prompts=prompts,
-      batches=[ids[i : i + size] for i in range(0, len(ids), size)],
+      batches=_batches(ids[:num], size),
+      calibration=_batches(ids[num:], size),
       workdir=results.Workdir(path, config),
   )
+
+
+def _batches(
+    ids: Sequence[Sequence[int]], size: int
+) -> list[Sequence[Sequence[int]]]:
+  return [ids[i : i + size] for i in range(0, len(ids), size)]
 
 
 def repeats(config: config_dict.ConfigDict) -> int:

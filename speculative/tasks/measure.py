@@ -76,6 +76,7 @@ def row_of(
   row['speedup/measured'] = metrics.seconds_per_token(
       plain
   ) / metrics.seconds_per_token(runs)
+  row |= metrics.without_loops(plain, runs)
   if prepared.decode.temperature == 0 or drafter.is_deterministic:
     differ = compare.unequal(
         [ids for g in plain for ids in g.token_ids],

@@ -116,3 +116,44 @@ def test_the_median_run_is_a_run_not_an_average():
   ]
   assert metrics.median_run(runs) is runs[2]
   assert metrics.median_run(runs[:1]) is runs[0]
+
+
+def test_acceptance_counts_the_rounds_that_drafted_nothing():
+  found = metrics.acceptance_of([_FAST, _SLOW])
+  # Of 6 rounds 3 kept the first token, and all of these the second.
+  assert found.by_position == pytest.approx([3 / 6, 3 / 3])
+  assert found.rate == pytest.approx(6 / 8)
+  assert found.tokens_per_round == pytest.approx(12 / 6)
+  assert found.num_prompts == 2
+  # Tokens 10 and 2 around 6, rounds 4 and 2 around 3.
+  residuals = [10 / 6 - 4 / 3, 2 / 6 - 2 / 3]
+  assert found.spread == pytest.approx(np.std(residuals, ddof=1))
+
+
+def test_nothing_accepted_is_a_rate_of_zero_everywhere():
+  idle = _generation([[1]], rounds=[1], decode_s=1.0, hits=([[0, 0]], [[0, 0]]))
+  found = metrics.acceptance_of([idle])
+  assert found.by_position == [0.0, 0.0]
+  assert found.rate == 0
+  assert found.spread is None
+
+
+def test_prompts_that_loop_are_counted_and_left_out():
+  loop = _generation([[5] * 40], rounds=[10], decode_s=1.0)
+  plain_loop = _generation([[5] * 40], rounds=[40], decode_s=9.0)
+  plain = _generation([list(range(10))], rounds=[10], decode_s=2.0)
+  found = metrics.without_loops([plain, plain_loop], [_FAST, loop])
+  assert found == {
+      'bench/num_loops': 1,
+      'speedup/measured_no_loops': pytest.approx(2.0),
+      'decode/tokens_per_round_no_loops': pytest.approx(10 / 4),
+  }
+
+
+def test_where_every_batch_has_a_loop_nothing_is_left():
+  both = _generation([[5] * 40, [1, 2]], rounds=[10, 2], decode_s=1.0)
+  assert metrics.without_loops([both], [both]) == {
+      'bench/num_loops': 1,
+      'speedup/measured_no_loops': None,
+      'decode/tokens_per_round_no_loops': None,
+  }

@@ -129,3 +129,44 @@ def test_a_file_in_another_encoding_is_one_line(tmp_path):
   path.write_bytes('{"prompt": "é"}'.encode('latin-1'))
   with pytest.raises(UserError, match='cannot be read.*utf-8'):
     _load(path)
+
+
+def _some(num: int) -> list[Prompt]:
+  return [Prompt(str(i), 'no') for i in range(num)]
+
+
+@pytest.mark.parametrize(
+    'num, num_prompts, aside, timed, calibration',
+    [
+        (8, 0, 3, '01234', '567'),
+        (8, 2, 3, '01', '567'),
+        (8, 6, 3, '01234', '567'),
+        (8, 0, 8, '0123', '4567'),
+        (8, 9, 9, '0123', '4567'),
+        (3, 0, 8, '01', '2'),
+        (2, 2, 1, '0', '1'),
+        (8, 0, 0, '01234567', ''),
+        (1, 0, 0, '0', ''),
+    ],
+)
+def test_prompts_set_aside_are_never_timed(
+    num, num_prompts, aside, timed, calibration
+):
+  found = prompts.split(
+      _some(num), num_prompts=num_prompts, num_calibration=aside
+  )
+  assert ''.join(p.text for p in found.timed) == timed
+  assert ''.join(p.text for p in found.calibration) == calibration
+
+
+def test_a_text_that_is_timed_is_not_set_aside_as_well():
+  again = [*_some(3), *_some(2)]
+  found = prompts.split(again, num_prompts=1, num_calibration=2)
+  assert [p.text for p in found.timed] == ['0']
+  assert [p.text for p in found.calibration] == ['1']
+
+
+@pytest.mark.parametrize('found', [_some(1), _some(1) * 6])
+def test_too_few_prompts_to_predict_from_are_refused(found):
+  with pytest.raises(UserError, match='too few.*bench.calibration_prompts'):
+    prompts.split(found, num_prompts=0, num_calibration=4)

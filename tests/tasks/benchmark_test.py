@@ -1,14 +1,16 @@
 import json
 
+import numpy as np
 import pytest
 
 from speculative.bench import bandwidth
 from speculative.decoding.engine import Engine
 from speculative.errors import UserError
 from speculative.tasks import benchmark
+from speculative.tasks import measure
 
-# Prompts of two buckets.
-_TEXTS = ('abcab', 'abc ' * 10, 'cab ' * 9)
+# Prompts of two buckets; the last two are set aside.
+_TEXTS = ('abcab', 'abc ' * 10, 'cab ' * 9, 'bac')
 
 _ROW_KEYS = {
     'row/name',
@@ -32,8 +34,32 @@ _DRAFT_KEYS = {
     'decode/acceptance_by_position',
     'baseline/tokens_per_s',
     'speedup/measured',
+    'bench/num_loops',
+    'speedup/measured_no_loops',
+    'decode/tokens_per_round_no_loops',
     'lossless/greedy_equal',
     'lossless/unequal_prompts',
+}
+_PREDICTION_KEYS = {
+    'time/draft_frac',
+    'time/target_frac',
+    'time/other_frac',
+    'time/round_ms',
+    'time/plain_step_ms',
+    'decode/draft_cost',
+    'decode/verify_cost',
+    'decode/verify_costs',
+    'decode/overhead_cost',
+    'decode/best_num_draft_tokens',
+    'calibration/prompts',
+    'calibration/acceptance_rate',
+    'calibration/tokens_per_round',
+    'speedup/predicted',
+    'speedup/predicted_error',
+    'speedup/predicted_noise',
+    'speedup/predicted_iid',
+    'speedup/predicted_iid_error',
+    'speedup/best_predicted',
 }
 
 
@@ -60,7 +86,7 @@ def test_rows_have_the_documented_keys_and_nothing_compiles_when_timed(
   found = run({'decode.num_draft_tokens': 3}).results
   plain, lookup = found['rows']
   assert set(plain) == _ROW_KEYS | {'decode/bandwidth_floor_ms'}
-  assert set(lookup) == _ROW_KEYS | _DRAFT_KEYS
+  assert set(lookup) == _ROW_KEYS | _DRAFT_KEYS | _PREDICTION_KEYS
   assert {k for k in found if not k.startswith('env/')} == {'rows'}
   assert (plain['row/name'], lookup['row/name']) == ('plain', 'lookup 3')
   for row in (plain, lookup):
@@ -83,6 +109,19 @@ def test_rows_have_the_documented_keys_and_nothing_compiles_when_timed(
   ]
   table = (path / 'results.md').read_text()
   assert capsys.readouterr().out.strip() == table.strip()
+  assert table.splitlines()[-1].startswith('lookup, J = 3: predicted ')
+  _check_prediction(lookup)
+
+
+def _check_prediction(row):
+  values = [row[key] for key in _PREDICTION_KEYS]
+  flat = np.concatenate([np.ravel(value) for value in values])
+  assert np.isfinite(flat).all()
+  parts = ('draft', 'target', 'other')
+  assert sum(row[f'time/{p}_frac'] for p in parts) == pytest.approx(1.0)
+  assert len(row['decode/verify_costs']) == 4
+  assert row['calibration/prompts'] == 2
+  assert 0 <= row['decode/best_num_draft_tokens'] <= 3
 
 
 @pytest.mark.slow
@@ -95,7 +134,10 @@ def test_settings_take_turns_over_every_prompt(run, monkeypatch):
     return generate(self, prompts, config, **kwargs)
 
   monkeypatch.setattr(Engine, 'generate', record)
-  run({'bench.num_draft_tokens': (4, 0, 4)}, texts=('abcab', 'xyxy'))
+  fields = {'bench.num_draft_tokens': (4, 0, 4), 'bench.calibration_prompts': 0}
+  found = run(fields, texts=('abcab', 'xyxy')).results
+  # Nothing was set aside, so nothing is predicted.
+  assert not _PREDICTION_KEYS & set(found['rows'][1])
   assert order == [
       (0, b'ab'),
       (4, b'ab'),
@@ -106,6 +148,38 @@ def test_settings_take_turns_over_every_prompt(run, monkeypatch):
       (0, b'xy'),
       (4, b'xy'),
   ]
+
+
+@pytest.mark.slow
+def test_prompts_that_are_timed_are_not_those_predicted_from(run, monkeypatch):
+  seen = {'calibration': [], 'timed': []}
+  part = 'calibration'
+  generate, interleaved = Engine.generate, measure.interleaved
+
+  def record(self, prompts, config, **kwargs):
+    seen[part].extend(bytes(ids) for ids in prompts)
+    return generate(self, prompts, config, **kwargs)
+
+  def timed(*args, **kwargs):
+    nonlocal part
+    part = 'timed'
+    return interleaved(*args, **kwargs)
+
+  monkeypatch.setattr(Engine, 'generate', record)
+  monkeypatch.setattr(measure, 'interleaved', timed)
+  texts = ('abcab', 'xyxy', 'cbacb', 'yxyx')
+  run({'decode.num_draft_tokens': 3, 'bench.repeats': 1}, texts=texts)
+  assert {ids[-4:] for ids in seen['timed']} == {b'bcab', b'xyxy'}
+  assert {ids[-4:] for ids in seen['calibration']} == {b'bacb', b'yxyx'}
+
+
+@pytest.mark.parametrize('num', [-1, 4])
+def test_a_prediction_needs_prompts_before_anything_is_loaded(
+    run, tmp_path, num
+):
+  with pytest.raises(UserError, match='bench.calibration_prompts'):
+    run({'bench.calibration_prompts': num}, texts=('abcab',))
+  assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.slow
