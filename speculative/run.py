@@ -20,12 +20,14 @@ from speculative.tasks import benchmark
 from speculative.tasks import generate
 from speculative.tasks import hosts
 from speculative.tasks import plan
+from speculative.tasks import train_draft
 from speculative.tasks import verify
 
 _TASKS = {
     'benchmark': benchmark.run,
     'generate': generate.run,
     'plan': plan.run,
+    'train_draft': train_draft.run,
     'verify': verify.run,
 }
 
