@@ -30,6 +30,7 @@ _RESULTS = (
     'results.md',
     'outputs.jsonl',
     'plan.md',
+    'plot.png',
     'verify.md',
 )
 

@@ -272,7 +272,7 @@ def _train(
   num_tokens = setup.target.tokenizer.vocab_size
   model = DraftModel(
       setup.draft,
-      precision_lib.choose(train.dtype),
+      precision_lib.for_training(train.dtype),
       num_tokens,
       setup.draft_placement,
   )

@@ -146,9 +146,11 @@ class Packer:
     self._documents = documents[store.lens()[documents] >= 2]
     self._shape = (batch_size, seq_len)
     self._seed, self._prompt_weight = seed, prompt_weight
-    self._scores = scores
     self._domains = {name: i for i, name in enumerate(store.index.domains)}
     self._order: tuple[int, np.ndarray] | None = None
+    self._hidden_dim = 0
+    if scores == 'yes' and self.num_documents:
+      self._hidden_dim = store.document(int(documents[0])).hidden.shape[-1]
 
   @property
   def num_documents(self) -> int:
@@ -201,9 +203,8 @@ class Packer:
     B, T = self._shape
     integers = [np.zeros((B, T), np.int32) for _ in range(4)]
     hidden = log_norm = None
-    if self._scores == 'yes':
-      dim = self._document(Position()).hidden.shape[-1]
-      hidden = np.zeros((B, T, dim), ml_dtypes.bfloat16)
+    if self._hidden_dim:
+      hidden = np.zeros((B, T, self._hidden_dim), ml_dtypes.bfloat16)
       log_norm = np.zeros((B, T), np.float32)
     weight = np.zeros((B, T), np.float32)
     return Batch(*integers, weight, hidden, log_norm)

@@ -84,15 +84,20 @@ def target_log_probs(
   """Returns the target's log-probabilities of the head's tokens, float32.
 
   Args:
-    head_WD: float32, rows of the target's head.
+    head_WD: rows of the target's head, in its own dtype.
     hidden_BTD: its hidden states.
     log_norm_BT: log-sum-exp of its logits over the whole vocabulary.
   """
+  if not head_WD.dtype == hidden_BTD.dtype == jnp.bfloat16:
+    head_WD = head_WD.astype(jnp.float32)
+    hidden_BTD = hidden_BTD.astype(jnp.float32)
+  # Float32 holds products of two bfloat16 numbers exactly.
   logits_BTW = jnp.einsum(
       'BTD,WD->BTW',
-      hidden_BTD.astype(jnp.float32),
+      hidden_BTD,
       head_WD,
       precision=jax.lax.Precision.HIGHEST,
+      preferred_element_type=jnp.float32,
   )
   return logits_BTW - log_norm_BT[:, :, None]
 
@@ -226,7 +231,7 @@ def compare(
     head_logits: of the draft, called with its head and hidden states.
     head: the draft's, in the dtype of its products.
     hidden_KBTD: what the draft puts out in every step.
-    target_head_WD: float32, the target's head rows of the same tokens.
+    target_head_WD: the target's head rows of the same tokens.
     teacher: the target.
     weight_KBT: what every position counts in the loss.
     mix: of losses.

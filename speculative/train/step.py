@@ -34,7 +34,7 @@ class Frozen:
 
   Attributes:
     shared: 'embed' and 'head' where the draft shares them, and 'head_ids'.
-    target_head_WD: float32, the target's head rows of the draft's tokens.
+    target_head_WD: the target's head rows of the draft's tokens, in its dtype.
     rows_V: int32, the row of the draft's head that a token has, or -1.
     target: the target's params where it has to score the text itself.
   """
@@ -372,7 +372,7 @@ def freeze(
   def take(target, head_ids):
     head = target['head'] if 'head' in target else target['embed']
     axes = ('vocab', 'embed')
-    rows_WD = placement.constrain(head[head_ids].astype(jnp.float32), axes)
+    rows_WD = placement.constrain(head[head_ids], axes)
     rows_V = jnp.full((config.vocab_size,), -1, jnp.int32)
     rows_V = rows_V.at[head_ids].set(jnp.arange(config.head_size))
     shared = {draft_lib.HEAD_IDS: placement.replicate(head_ids)}

@@ -38,6 +38,7 @@ _TRAIN = TrainConfig(
     cross_entropy=0.1,
     total_variation=0.5,
     chunk_logits=8 * 16 * 4,
+    learning_rate=0.02,
     # So high that it would hide a gradient that is wrong by a factor.
     clip_norm=1e6,
 )
@@ -60,13 +61,17 @@ def batch(params) -> Batch:
   hidden_BTD = np.zeros((8, 12, 16), np.float32)
   log_norm_BT = np.zeros((8, 12), np.float32)
   model = transformer.Transformer(_TARGET)
+
+  @jax.jit
+  def score(tokens_BT):
+    cache = model.init_cache(8, tokens_BT.shape[1])
+    out_BTD = model.forward(params, tokens_BT, cache).hidden_BTD
+    logits_BTV = model.logits(params, out_BTD)
+    return out_BTD, jax.nn.logsumexp(logits_BTV, axis=-1)
+
   for start, stop in ((0, 7), (7, 11)):
-    out = model.forward(
-        params, tokens_BT[:, start:stop], model.init_cache(8, stop - start)
-    )
-    hidden_BTD[:, start + 1 : stop] = out.hidden_BTD[:, :-1]
-    logits_BTV = model.logits(params, out.hidden_BTD)
-    log_norm_BT[:, start:stop] = jax.nn.logsumexp(logits_BTV, axis=-1)
+    out_BTD, log_norm_BT[:, start:stop] = score(tokens_BT[:, start:stop])
+    hidden_BTD[:, start + 1 : stop] = out_BTD[:, :-1]
   return Batch(
       tokens_BT,
       document_BT,
@@ -106,7 +111,9 @@ def _case(
     placement = sharding.place(devices, config.axis_sizes, logits='split')
     target_placement = sharding.place(devices, _TARGET.axis_sizes)
     params = params_lib.place(params, _TARGET, target_placement)
-  model = DraftModel(config, precision.choose(train.dtype), placement=placement)
+  model = DraftModel(
+      config, precision.for_training(train.dtype), placement=placement
+  )
   ids_W = placement.put(_IDS[: config.head_size].astype(np.int32))
   return _Case(
       Program(
@@ -135,12 +142,24 @@ def _started(params, **changed) -> _Case:
   return case
 
 
+@pytest.fixture(scope='module')
+def get_alone(params):
+  """Starts anew on one device with programs that are compiled once."""
+  case, own = _case(params, mesh=(1, 1))
+
+  def get() -> _Case:
+    case.state = case.program.init(own)
+    return case
+
+  return get
+
+
 def _one(batch: Batch) -> Batch:
   return jax.tree.map(lambda x: x[None], batch)
 
 
-def test_losses_fall_and_alpha_rises(params, batch):
-  case = _started(params, train=dataclasses.replace(_TRAIN, learning_rate=0.02))
+def test_losses_fall_and_alpha_rises(get_alone, batch):
+  case = get_alone()
   found = [case.update(_one(batch)) for _ in range(40)]
   for name in ('loss', 'loss_1', 'loss_2', 'loss_3'):
     assert found[-1][name] < 0.6 * found[0][name]
@@ -151,8 +170,8 @@ def test_losses_fall_and_alpha_rises(params, batch):
 
 
 @pytest.mark.parametrize('mesh', [(2, 4), (8, 1)])
-def test_losses_agree_between_meshes(params, batch, mesh):
-  alone, spread = _started(params, mesh=(1, 1)), _started(params, mesh=mesh)
+def test_losses_agree_between_meshes(get_alone, params, batch, mesh):
+  alone, spread = get_alone(), _started(params, mesh=mesh)
   q_proj = spread.state.params['layers'][0]['q_proj']
   assert q_proj.sharding.shard_shape(q_proj.shape)[0] == 64 // mesh[1]
   for _ in range(4):
@@ -165,23 +184,25 @@ def test_losses_agree_between_meshes(params, batch, mesh):
   assert spread.program.update._cache_size() == 1
 
 
-def test_gradients_are_summed_as_if_the_batches_were_one(params, batch):
-  whole, parts = _started(params), _started(params)
+def test_gradients_are_summed_as_if_the_batches_were_one(get_alone, batch):
   # Unequal numbers of tokens that count in the parts.
   weight_BT = batch.weight_BT.copy()
   weight_BT[:4, :3] = 0
   batch = batch.replace(weight_BT=weight_BT)
   cut = jax.tree.map(lambda x: x.reshape(4, 2, *x.shape[1:]), batch)
-  for _ in range(3):
-    wanted, found = whole.update(_one(batch)), parts.update(cut)
-    for name in wanted:
-      np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5)
+  whole = get_alone()
+  wanted = [whole.update(_one(batch)) for _ in range(3)]
+  parts = get_alone()
+  for row in wanted:
+    found = parts.update(cut)
+    for name in row:
+      np.testing.assert_allclose(found[name], row[name], rtol=1e-5)
 
 
 def test_a_target_that_scores_the_text_now_says_what_a_store_would(
-    params, batch
+    get_alone, params, batch
 ):
-  stored, live = _started(params), _started(params, keep='all')
+  stored, live = get_alone(), _started(params, keep='all')
   unscored = batch.replace(hidden_BTD=None, log_norm_BT=None)
   for _ in range(2):
     wanted, found = stored.update(_one(batch)), live.update(_one(unscored))
@@ -218,15 +239,14 @@ def test_the_gradient_is_that_of_the_loss(params, batch):
   np.testing.assert_allclose((there - back) / (2 * step), squared, rtol=0.01)
 
 
-def test_bfloat16_products_train_float32_weights(params, batch):
-  train = dataclasses.replace(_TRAIN, dtype='bfloat16', learning_rate=0.01)
+def test_bfloat16_products_train_float32_weights(get_alone, params, batch):
+  train = dataclasses.replace(_TRAIN, dtype='bfloat16')
   case = _started(params, train=train)
   assert {x.dtype for x in jax.tree.leaves(case.state.params)} == {
       jnp.dtype('float32')
   }
   assert case.frozen.shared['head'].dtype == jnp.bfloat16
-  assert case.frozen.target_head_WD.dtype == jnp.float32
-  wide = _started(params)
+  wide = get_alone()
   first = case.update(_one(batch))
   np.testing.assert_allclose(
       first['loss'], wide.update(_one(batch))['loss'], rtol=0.02
@@ -237,9 +257,9 @@ def test_bfloat16_products_train_float32_weights(params, batch):
 
 
 def test_a_measurement_is_by_step_and_domain_and_leaves_prompts_out(
-    params, batch
+    get_alone, batch
 ):
-  case = _started(params)
+  case = get_alone()
   found = jax.device_get(
       case.program.measure(case.state.params, case.frozen, batch)
   )
