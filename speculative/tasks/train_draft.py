@@ -33,6 +33,7 @@ from speculative.train import data
 from speculative.train import draft_dir
 from speculative.train import loop
 from speculative.train import plot
+from speculative.train import start
 from speculative.train import step as step_lib
 from speculative.train import store as store_lib
 from speculative.train.config import TrainConfig
@@ -276,6 +277,7 @@ def _train(
       num_tokens,
       setup.draft_placement,
   )
+  # Where nobody has scored the text, the target does it in every step.
   target = None
   if not store.is_scored:
     target = Transformer(
@@ -285,40 +287,18 @@ def _train(
         placement=setup.placement,
     )
   ids_W = setup.draft_placement.put(setup.head_ids)
-  params = step_lib.init_params(
+  params = start.init_params(
       jax.random.key(setup.seed),
       model,
       target=weights,
       head_ids=ids_W,
       from_layers=train.from_layers if train.init == 'target' else (),
   )
-  frozen = step_lib.freeze(
+  frozen = start.freeze(
       model, ids_W, weights, keep='all' if target else 'shared'
   )
   # The rest of the target is of no use from here on.
   weights.clear()
-
-  def hand_out(params: Params) -> None:
-    draft_dir.save(
-        workdir.path / 'draft',
-        params,
-        setup.head_ids,
-        setup.draft,
-        of_target,
-        existing='replace',
-    )
-
-  def packer(documents: np.ndarray, prompt_weight: float) -> data.Packer:
-    return data.Packer(
-        store,
-        documents,
-        batch_size=train.batch_size,
-        seq_len=train.seq_len,
-        seed=setup.seed,
-        prompt_weight=prompt_weight,
-        scores='no' if target else 'yes',
-    )
-
   run = loop.Run(
       config=train,
       identity=identity,
@@ -326,15 +306,36 @@ def _train(
           train, model, num_domains=len(store.index.domains), target=target
       ),
       frozen=frozen,
-      train=packer(setup.split.train, train.prompt_weight),
-      held_out=packer(setup.split.held_out, 0.0),
+      train=_packer(setup, setup.split.train, train.prompt_weight),
+      held_out=_packer(setup, setup.split.held_out, 0.0),
       domains=store.index.domains,
       placement=setup.draft_placement,
       checkpoints=workdir.path / 'checkpoints',
       on_metrics=workdir.metric,
-      on_checkpoint=hand_out,
+      on_checkpoint=lambda params: draft_dir.save(
+          workdir.path / 'draft',
+          params,
+          setup.head_ids,
+          setup.draft,
+          of_target,
+          existing='replace',
+      ),
   )
   return loop.run(run, params), model
+
+
+def _packer(
+    setup: _Setup, documents: np.ndarray, prompt_weight: float
+) -> data.Packer:
+  return data.Packer(
+      setup.store,
+      documents,
+      batch_size=setup.train.batch_size,
+      seq_len=setup.train.seq_len,
+      seed=setup.seed,
+      prompt_weight=prompt_weight,
+      scores='yes' if setup.store.is_scored else 'no',
+  )
 
 
 def _draw(train: TrainConfig, path: pathlib.Path) -> None:

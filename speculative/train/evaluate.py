@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from speculative.train.data import Batch
-from speculative.train.step import Frozen
+from speculative.train.start import Frozen
 from speculative.train.step import Program
 
 

@@ -32,7 +32,7 @@ from speculative.train import evaluate
 from speculative.train.config import TrainConfig
 from speculative.train.data import Packer
 from speculative.train.data import Position
-from speculative.train.step import Frozen
+from speculative.train.start import Frozen
 from speculative.train.step import Program
 from speculative.train.step import State
 

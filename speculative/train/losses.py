@@ -244,19 +244,9 @@ def compare(
   """
 
   def one(head, hidden_KBCD, teacher, weight_KBC):
-    log_p_BCW = target_log_probs(
-        target_head_WD, teacher.hidden_BTD, teacher.log_norm_BT
+    found = _terms_of_chunk(
+        head_logits, head, hidden_KBCD, target_head_WD, teacher, agreement
     )
-    each = [
-        terms(
-            log_p_BCW,
-            jax.nn.log_softmax(head_logits(head, hidden_BCD), axis=-1),
-            teacher.label_BT,
-            agreement=agreement,
-        )
-        for hidden_BCD in hidden_KBCD
-    ]
-    found = jax.tree.map(lambda *x: jnp.stack(x), *each)
     # What counts nothing may be infinite.
     loss = jnp.where(weight_KBC > 0, mixed(mix, found), 0.0) * weight_KBC
     return loss.sum(), found
@@ -290,6 +280,25 @@ def compare(
       hidden_KBTD=None if hidden is None else _together(hidden, 2),
       head=head_gradient if gradients == 'both' else None,
   )
+
+
+def _terms_of_chunk(
+    head_logits, head, hidden_KBCD, target_head_WD, teacher, agreement
+) -> Terms:
+  """Returns the Terms of every step, each [K, B, C]."""
+  log_p_BCW = target_log_probs(
+      target_head_WD, teacher.hidden_BTD, teacher.log_norm_BT
+  )
+  each = [
+      terms(
+          log_p_BCW,
+          jax.nn.log_softmax(head_logits(head, hidden_BCD), axis=-1),
+          teacher.label_BT,
+          agreement=agreement,
+      )
+      for hidden_BCD in hidden_KBCD
+  ]
+  return jax.tree.map(lambda *x: jnp.stack(x), *each)
 
 
 def _apart(x: jax.Array, axis: int, chunks: int) -> jax.Array:

@@ -13,7 +13,7 @@ from speculative.sharding import Placement
 from speculative.testing import tiny
 from speculative.train import checkpoint
 from speculative.train import loop
-from speculative.train import step as step_lib
+from speculative.train import start
 from speculative.train.config import TrainConfig
 from speculative.train.data import Packer
 from speculative.train.step import Program
@@ -57,7 +57,7 @@ def program():
 
 
 @pytest.fixture
-def start(store, target, program, tmp_path):
+def launch(store, target, program, tmp_path):
   """Starts a run, or goes on with it; returns its metrics and the Finished."""
 
   def call(directory, *, train=_TRAIN, on_step=None, identity=None, **changed):
@@ -74,7 +74,7 @@ def start(store, target, program, tmp_path):
         config=train,
         identity=identity or {'config.seed': 0},
         program=program,
-        frozen=step_lib.freeze(_MODEL, ids_W, target.params, keep='shared'),
+        frozen=start.freeze(_MODEL, ids_W, target.params, keep='shared'),
         train=Packer(store, np.arange(4), **packer),
         held_out=Packer(store, np.arange(4, 6), **packer),
         domains=('text', 'code'),
@@ -83,7 +83,7 @@ def start(store, target, program, tmp_path):
         on_metrics=on_metrics,
         on_checkpoint=drafts.append,
     )
-    params = step_lib.init_params(
+    params = start.init_params(
         jax.random.key(0), _MODEL, target=target.params, head_ids=ids_W
     )
     try:
@@ -107,22 +107,22 @@ def _kill_at(step):
   return on_step
 
 
-def test_a_run_that_was_killed_goes_on_with_the_same_numbers(start, tmp_path):
-  whole, finished, _ = start('whole')
+def test_a_run_that_was_killed_goes_on_with_the_same_numbers(launch, tmp_path):
+  whole, finished, _ = launch('whole')
   wanted = _losses(whole)
   assert sorted(wanted) == [1, 2, 3, 4, 5, 6]
   assert len(set(wanted.values())) == 6
   # Before the checkpoint of step 4: step 4 is done a second time.
-  first, none, _ = start('cut', on_step=_kill_at(4))
+  first, none, _ = launch('cut', on_step=_kill_at(4))
   assert none is None and checkpoint.steps(tmp_path / 'cut')[-1] == 3
-  second, again, _ = start('cut')
+  second, again, _ = launch('cut')
   assert sorted(_losses(second)) == [4, 5, 6]
   # Bit for bit, data order included: nothing here is allowed to be close.
   assert _losses(first) | _losses(second) == wanted
   jax.tree.map(np.testing.assert_array_equal, again.state, finished.state)
 
 
-def test_sigterm_writes_a_checkpoint_and_ends_the_run(start, tmp_path):
+def test_sigterm_writes_a_checkpoint_and_ends_the_run(launch, tmp_path):
   before = signal.getsignal(signal.SIGTERM)
   late = dataclasses.replace(_TRAIN, checkpoint_minutes=60.0)
 
@@ -130,19 +130,19 @@ def test_sigterm_writes_a_checkpoint_and_ends_the_run(start, tmp_path):
     if step == 2:
       os.kill(os.getpid(), signal.SIGTERM)
 
-  rows, finished, drafts = start('stopped', train=late, on_step=terminate)
+  rows, finished, drafts = launch('stopped', train=late, on_step=terminate)
   assert finished.reason == 'stopped'
   assert max(_losses(rows)) == 2
   assert checkpoint.steps(tmp_path / 'stopped') == [2]
   assert len(drafts) == 1
   assert signal.getsignal(signal.SIGTERM) is before
-  rows, finished, _ = start('stopped', train=late)
+  rows, finished, _ = launch('stopped', train=late)
   assert finished.reason == 'done'
   assert sorted(_losses(rows)) == [3, 4, 5, 6]
 
 
 def test_a_number_that_is_not_finite_stops_the_run_and_is_named(
-    start, program, tmp_path
+    launch, program, tmp_path
 ):
   class Broken:
     init, measure = program.init, program.measure
@@ -156,13 +156,13 @@ def test_a_number_that_is_not_finite_stops_the_run_and_is_named(
   with pytest.raises(
       UserError, match=r'train/gradient_norm is inf at step 3; .* is step 2\.'
   ) as error:
-    start('broken', program=Broken())
+    launch('broken', program=Broken())
   assert '\n' not in str(error.value)
   assert checkpoint.steps(tmp_path / 'broken')[-1] == 2
 
 
-def test_held_out_text_is_measured_before_between_and_after(start):
-  rows, finished, drafts = start('measured')
+def test_held_out_text_is_measured_before_between_and_after(launch):
+  rows, finished, drafts = launch('measured')
   measured = [r for r in rows if 'train/alpha_heldout' in r]
   assert [r['train/step'] for r in measured] == [0, 3, 6]
   for name in (
@@ -180,8 +180,8 @@ def test_held_out_text_is_measured_before_between_and_after(start):
   jax.tree.map(np.testing.assert_array_equal, drafts[-1], finished.state.params)
 
 
-def test_another_run_is_not_gone_on_with(start, tmp_path):
-  start('mine', on_step=_kill_at(2))
+def test_another_run_is_not_gone_on_with(launch, tmp_path):
+  launch('mine', on_step=_kill_at(2))
   with pytest.raises(UserError, match=r'config\.seed=0, this one has 1'):
-    start('mine', identity={'config.seed': 1})
+    launch('mine', identity={'config.seed': 1})
   assert loop.last_step(tmp_path / 'nothing', {}) is None

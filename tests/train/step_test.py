@@ -14,6 +14,7 @@ from speculative.models.draft import DraftConfig
 from speculative.models.draft import DraftModel
 from speculative.sharding import Placement
 from speculative.testing import tiny
+from speculative.train import start
 from speculative.train import step as step_lib
 from speculative.train.config import TrainConfig
 from speculative.train.data import Batch
@@ -69,9 +70,9 @@ def batch(params) -> Batch:
     logits_BTV = model.logits(params, out_BTD)
     return out_BTD, jax.nn.logsumexp(logits_BTV, axis=-1)
 
-  for start, stop in ((0, 7), (7, 11)):
-    out_BTD, log_norm_BT[:, start:stop] = score(tokens_BT[:, start:stop])
-    hidden_BTD[:, start + 1 : stop] = out_BTD[:, :-1]
+  for begin, stop in ((0, 7), (7, 11)):
+    out_BTD, log_norm_BT[:, begin:stop] = score(tokens_BT[:, begin:stop])
+    hidden_BTD[:, begin + 1 : stop] = out_BTD[:, :-1]
   return Batch(
       tokens_BT,
       document_BT,
@@ -87,7 +88,7 @@ def batch(params) -> Batch:
 class _Case:
   program: Program
   state: step_lib.State
-  frozen: step_lib.Frozen
+  frozen: start.Frozen
   placement: Placement
 
   def update(self, batches: Batch) -> dict[str, float]:
@@ -125,9 +126,9 @@ def _case(
           else None,
       ),
       None,
-      step_lib.freeze(model, ids_W, params, keep=keep),
+      start.freeze(model, ids_W, params, keep=keep),
       placement,
-  ), step_lib.init_params(
+  ), start.init_params(
       jax.random.key(1),
       model,
       target=params,
