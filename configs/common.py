@@ -26,9 +26,11 @@ def get_config() -> config_dict.ConfigDict:
   config.target.layers = 'unrolled'
 
   config.drafter = config_dict.ConfigDict()
-  # 'none', 'lookup' (the text so far) or 'lm' (a second model).
+  # 'none', 'lookup' (the text so far), 'lm' (a second model), or 'hybrid':
+  # look-up where the text repeats itself, the model elsewhere.
   config.drafter.kind = 'none'
-  # For 'lm': a reference, or 'target' for the target's own first layers.
+  # A reference, a directory that a draft was saved to, or 'target' for the
+  # target's own first layers.
   config.drafter.model = ''
   # Layers of the draft model that are used; 0 is all.
   config.drafter.num_layers = 0
@@ -37,6 +39,8 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter.shards = 0
   config.drafter.max_ngram = 4
   config.drafter.min_ngram = 1
+  # For 'hybrid': shortest match that is preferred to the model.
+  config.drafter.hybrid_ngram = 3
 
   config.mesh = config_dict.ConfigDict()
   # Devices the rows of a batch are dealt out to, and that split every layer.

@@ -11,6 +11,7 @@ import os
 
 from speculative import sharding
 from speculative.checkpoints import pretrained
+from speculative.checkpoints.draft_dir import DraftCheckpoint
 from speculative.drafting import config as drafter_config
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
@@ -33,17 +34,24 @@ LAYOUTS = ('unrolled', 'scanned')
 
 def _check_draft(
     target: pretrained.Pretrained,
-    draft: pretrained.Pretrained,
+    draft: pretrained.Pretrained | DraftCheckpoint,
     drafter: DrafterConfig,
     layers: str,
 ) -> None:
   """Refuses a draft model that cannot draft for the target."""
-  if draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
+  if isinstance(draft, DraftCheckpoint):
+    draft.check_target(target.identity)
+  elif draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
     raise UserError(
         f'the draft {drafter.model!r} has another tokenizer '
         f'({draft.tokenizer.vocab_size} tokens) than the target '
         f'{target.reference!r} ({target.tokenizer.vocab_size} tokens); both '
         'need the same one, choose a draft of the same family.'
+    )
+  if drafter.num_layers and isinstance(draft, DraftCheckpoint):
+    raise UserError(
+        f'config.drafter.num_layers is {drafter.num_layers}, but '
+        f'{draft.reference} was trained to be used whole; leave it at 0.'
     )
   if drafter.num_layers > draft.config.num_layers:
     raise UserError(
@@ -81,7 +89,7 @@ def open_model(
 
   Raises:
     UserError: If a reference cannot be resolved, a setting is wrong, or the
-      draft model has another tokenizer.
+      draft model has another tokenizer or was made for another target.
   """
   drafter = drafter_config.named(drafter)
   if layers not in LAYOUTS:
@@ -92,10 +100,10 @@ def open_model(
   precision_lib.choose(drafter.dtype)
   opened = pretrained.open_pretrained(target, cache_dir=cache_dir)
   draft = None
-  if drafter.kind == 'lm':
+  if drafter.uses_model:
     draft = opened
     if not drafter.shares_target:
-      draft = pretrained.open_pretrained(drafter.model, cache_dir=cache_dir)
+      draft = pretrained.open_draft(drafter.model, cache_dir=cache_dir)
     _check_draft(opened, draft, drafter, layers)
   mesh = mesh or MeshConfig()
   devices = sharding.make_mesh(mesh.data, mesh.model)

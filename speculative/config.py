@@ -132,6 +132,7 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
           ),
           max_ngram=drafter.max_ngram,
           min_ngram=drafter.min_ngram,
+          hybrid_ngram=drafter.hybrid_ngram,
           num_layers=_int32('drafter.num_layers', drafter.num_layers),
           shards=drafter.shards,
           rule=decode.verification,

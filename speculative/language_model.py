@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import dataclasses
 
 from speculative.checkpoints import pretrained
+from speculative.checkpoints.draft_dir import DraftCheckpoint
 from speculative.decoding import config as config_lib
 from speculative.decoding import engine
 from speculative.decoding.autoregressive import Autoregressive
@@ -16,14 +17,18 @@ from speculative.decoding.generation import Generation
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
 from speculative.drafting import config as drafter_config
-from speculative.drafting import lm
-from speculative.drafting import lookup
 from speculative.drafting.config import DrafterConfig
+from speculative.drafting.drawing import ChainDrafter
+from speculative.drafting.hidden_lm import HiddenLm
+from speculative.drafting.hybrid import Hybrid
+from speculative.drafting.lm import Lm
+from speculative.drafting.lookup import Lookup
 from speculative.errors import UserError
 from speculative.models import params as params_lib
 from speculative.models import precision as precision_lib
 from speculative.models import transformer
 from speculative.models.config import TransformerConfig
+from speculative.models.draft import DraftModel
 from speculative.sharding import Placement
 from speculative.tokenizer import base
 from speculative.tokenizer import chat
@@ -56,7 +61,7 @@ class LanguageModel:
   def __init__(
       self,
       target: pretrained.Pretrained,
-      draft: pretrained.Pretrained | None,
+      draft: pretrained.Pretrained | DraftCheckpoint | None,
       *,
       dtype: str,
       layers: str,
@@ -94,6 +99,10 @@ class LanguageModel:
   def _load_draft(self, target: params_lib.Params) -> params_lib.Params | None:
     if self._draft is None:
       return None
+    if isinstance(self._draft, DraftCheckpoint):
+      return self._draft.load_params(
+          self._draft_precision.param_dtype, self._draft_placement, target
+      )
     params = target
     if not self._drafter.shares_target:
       params = self._draft.load_params(
@@ -119,8 +128,8 @@ class LanguageModel:
 
     Args:
       drafter: this model's own when absent; another, or a kind with default
-        settings, must be 'none' or 'lookup', or differ from this model's own
-        in no more than numbers.
+        settings, must be 'none' or 'lookup', or use the same draft model in
+        the same format.
 
     Returns:
       The Engine; the same one for the same drafter.
@@ -146,15 +155,8 @@ class LanguageModel:
     )
     if drafter.is_plain:
       return Autoregressive(target)
-    if drafter.kind == 'lookup':
-      return Speculative(
-          target,
-          lookup.Lookup(
-              num_draft_tokens=drafter.num_draft_tokens,
-              max_ngram=drafter.max_ngram,
-              min_ngram=drafter.min_ngram,
-          ),
-      )
+    if not drafter.uses_model:
+      return Speculative(target, _lookup(drafter, drafter.min_ngram))
     if self._draft is None or _weights_of(drafter) != _weights_of(
         self._drafter
     ):
@@ -162,21 +164,35 @@ class LanguageModel:
           f'the draft model {drafter.model!r} is not loaded in '
           f'{drafter.dtype}; name it when the model is loaded.'
       )
-    draft = transformer.Transformer(
-        self._draft_config,
-        self._draft_precision,
-        num_tokens=num_tokens,
-        placement=self._draft_placement,
-    )
-    return Speculative(
-        target,
-        lm.Lm(
-            draft,
-            num_draft_tokens=drafter.num_draft_tokens,
-            vocab_size=self.config.vocab_size,
-        ),
-        rule=drafter.rule,
-    )
+    chain = self._chain_drafter(drafter)
+    if drafter.kind == 'hybrid':
+      found = _lookup(drafter, drafter.hybrid_ngram)
+      return Speculative(target, Hybrid(found, chain), rule=drafter.rule)
+    return Speculative(target, chain, rule=drafter.rule)
+
+  def _chain_drafter(self, drafter: DrafterConfig) -> ChainDrafter:
+    """Returns the loaded draft model as a drafter."""
+    num_tokens = self.tokenizer.vocab_size
+    J, V = drafter.num_draft_tokens, self.config.vocab_size
+    if isinstance(self._draft, DraftCheckpoint):
+      model = DraftModel(
+          self._draft.config,
+          self._draft_precision,
+          num_tokens,
+          self._draft_placement,
+      )
+      if model.config.inputs == 'hidden':
+        return HiddenLm(model, num_draft_tokens=J, vocab_size=V)
+    else:
+      model = transformer.Transformer(
+          self._draft_config,
+          self._draft_precision,
+          num_tokens=num_tokens,
+          placement=self._draft_placement,
+      )
+    # In a round that was looked up the draft may fall behind by all of it.
+    num_behind = J + 1 if drafter.kind == 'hybrid' else 2
+    return Lm(model, num_draft_tokens=J, vocab_size=V, num_behind=num_behind)
 
   def encode(self, prompt: str, *, chat_template: str = 'auto') -> list[int]:
     """Returns the token ids of a prompt.
@@ -390,6 +406,14 @@ def _is_list(value: object) -> bool:
   """Tells what holds prompts, ids or rows from texts, mappings and numbers."""
   return isinstance(value, Iterable) and not isinstance(
       value, str | bytes | Mapping
+  )
+
+
+def _lookup(drafter: DrafterConfig, min_ngram: int) -> Lookup:
+  return Lookup(
+      num_draft_tokens=drafter.num_draft_tokens,
+      max_ngram=drafter.max_ngram,
+      min_ngram=min_ngram,
   )
 
 

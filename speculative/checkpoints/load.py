@@ -19,7 +19,9 @@ from typing import Any
 from absl import logging
 import jax
 from jax import numpy as jnp
+import numpy as np
 
+from speculative.checkpoints import draft_dir
 from speculative.checkpoints import gguf_file
 from speculative.checkpoints import hf_dir
 from speculative.checkpoints import names
@@ -117,6 +119,11 @@ def open_checkpoint(
     config = _in_file(path, orbax_dir.config_from_json, d)
     tensors = orbax_dir.OrbaxDirectory(path)
     return Checkpoint(reference, path, 'orbax', config, d, tensors)
+  if d.get('format') == draft_dir.FORMAT:
+    raise UserError(
+        f'{path} is a draft that leans on its target and is no model by '
+        'itself; name it in config.drafter.model.'
+    )
   config = _in_file(path, _config_from_hf, d)
   with well_formed(path):
     tensors = hf_dir.HfDirectory(path)
@@ -180,6 +187,37 @@ def _config_from_gguf(file: gguf_file.GgufFile) -> TransformerConfig:
   return config
 
 
+def read_param(checkpoint: Checkpoint, name: str) -> np.ndarray:
+  """Reads one parameter, whatever is wrong with the others.
+
+  Args:
+    checkpoint: as `open_checkpoint` returned it.
+    name: ours, 'final_norm' for instance.
+
+  Returns:
+    float32, in our layout.
+
+  Raises:
+    UserError: If there is no such tensor.
+  """
+  source = _sources(checkpoint)[name]
+  if source.name not in checkpoint.reader.tensors:
+    raise UserError(
+        f'{checkpoint.path} has no tensor {source.name}; use the config and '
+        'the weights of one and the same checkpoint.'
+    )
+  array = source.restore(checkpoint.reader.read(source.name))
+  return array.astype(np.float32)
+
+
+def _sources(checkpoint: Checkpoint) -> dict[str, names.Source]:
+  return names.sources(
+      checkpoint.config,
+      kind=checkpoint.kind,
+      architecture=checkpoint.metadata.get('general.architecture', ''),
+  )
+
+
 def load_params(
     checkpoint: Checkpoint,
     *,
@@ -203,11 +241,7 @@ def load_params(
     UserError: If tensors are missing, left over, or of another shape: all are
       named at once, and none has been read.
   """
-  found = names.sources(
-      checkpoint.config,
-      kind=checkpoint.kind,
-      architecture=checkpoint.metadata.get('general.architecture', ''),
-  )
+  found = _sources(checkpoint)
   _check(checkpoint, found)
   placement = placement or Placement()
   tensors = checkpoint.reader.tensors

@@ -52,12 +52,28 @@ def save(
       raise UserError(
           f'{path} already holds {name}; choose another directory or remove it.'
       )
+  save_arrays(
+      path,
+      dict(params_lib.flatten(params)),
+      {'format': FORMAT, 'transformer': dataclasses.asdict(config)},
+  )
+
+
+def save_arrays(
+    path: pathlib.Path, arrays: Mapping[str, Any], config: Mapping[str, Any]
+) -> None:
+  """Writes arrays and, when they are complete, config.json.
+
+  Args:
+    path: directory, absolute, made if need be.
+    arrays: by name.
+    config: what goes into config.json.
+  """
   path.mkdir(parents=True, exist_ok=True)
-  ocp.save(path / _PARAMS_NAME, dict(params_lib.flatten(params)))
+  ocp.save(path / _PARAMS_NAME, dict(arrays))
   if jax.process_index() == 0:
-    d = {'format': FORMAT, 'transformer': dataclasses.asdict(config)}
     beside = path / f'.{CONFIG_NAME}.partial'
-    beside.write_text(json.dumps(d, indent=2) + '\n', encoding='utf-8')
+    beside.write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
     os.replace(beside, path / CONFIG_NAME)
 
 

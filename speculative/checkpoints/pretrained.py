@@ -12,9 +12,14 @@ import re
 
 import jax
 from jax import numpy as jnp
+import numpy as np
 
 from speculative import tokenizer as tokenizer_lib
+from speculative.checkpoints import draft_dir
 from speculative.checkpoints import load
+from speculative.checkpoints import sources
+from speculative.checkpoints.draft_dir import DraftCheckpoint
+from speculative.checkpoints.draft_dir import TargetIdentity
 from speculative.errors import UserError
 from speculative.models import params as params_lib
 from speculative.models.config import TransformerConfig
@@ -82,12 +87,24 @@ class Pretrained:
     tokenizer: its own.
     load_params: called with a dtype and a Placement, reads the weights and
       puts every one of them straight where it belongs.
+    read_final_norm: reads that one parameter, float32 on the host.
   """
 
   reference: str
   config: TransformerConfig
   tokenizer: base.Tokenizer
   load_params: Callable[[jnp.dtype, Placement], Params]
+  read_final_norm: Callable[[], np.ndarray]
+
+  @property
+  def identity(self) -> TargetIdentity:
+    """What drafts know it by; reads one small tensor."""
+    return TargetIdentity(
+        tokenizer=self.tokenizer.fingerprint,
+        mark=draft_dir.mark(self.read_final_norm()),
+        transformer=self.config,
+        reference=self.reference,
+    )
 
 
 def open_pretrained(
@@ -125,7 +142,31 @@ def open_pretrained(
       lambda dtype, placement: load.load_params(
           checkpoint, dtype=dtype, placement=placement
       ),
+      lambda: load.read_param(checkpoint, 'final_norm'),
   )
+
+
+def open_draft(
+    reference: str, *, cache_dir: str | os.PathLike[str] | None = None
+) -> Pretrained | DraftCheckpoint:
+  """Finds a draft: a model by itself, or one that leans on its target.
+
+  Args:
+    reference: as `open_pretrained` takes it, or a directory that
+      `draft_dir.save` wrote.
+    cache_dir: where fetched files are kept.
+
+  Returns:
+    What was found.
+
+  Raises:
+    UserError: As `open_pretrained` and `draft_dir.open_draft`.
+  """
+  if not reference.startswith(_RANDOM):
+    path = sources.resolve(reference, cache_dir=cache_dir)
+    if draft_dir.is_draft(path):
+      return draft_dir.open_draft(path, reference=reference)
+  return open_pretrained(reference, cache_dir=cache_dir)
 
 
 def _open_random(reference: str) -> Pretrained:
@@ -145,4 +186,5 @@ def _open_random(reference: str) -> Pretrained:
           config,
           placement,
       ),
+      lambda: np.ones(config.model_dim, np.float32),
   )

@@ -83,7 +83,8 @@ def _column(x_B: jax.Array) -> jax.Array:
   return x_B[:, None, None]
 
 
-def _is_active(adjustment: Adjustment) -> jax.Array:
+def is_active(adjustment: Adjustment) -> jax.Array:
+  """Tells whether any row asks for anything."""
   return (
       jnp.any(adjustment.repetition_B != 1)
       | jnp.any(adjustment.presence_B != 0)
@@ -239,4 +240,4 @@ def adjust_logits(
     open_BTV = _forbid_end(adjustment, text, drafts, biased_BTV)
     return _apply_penalties(adjustment, text, drafts, open_BTV)
 
-  return jax.lax.cond(_is_active(adjustment), active, lambda: logits_BTV)
+  return jax.lax.cond(is_active(adjustment), active, lambda: logits_BTV)

@@ -8,7 +8,8 @@ from speculative.errors import UserError
 
 # No chain this long has ever been accepted; buffers grow with it.
 MOST_DRAFT_TOKENS = 256
-KINDS = ('none', 'lookup', 'lm')
+KINDS = ('none', 'lookup', 'lm', 'hybrid')
+WITH_MODEL = ('lm', 'hybrid')
 # Drafters whose law is one-hot: their sampled output is plain decoding's own.
 DETERMINISTIC = ('none', 'lookup')
 
@@ -18,17 +19,20 @@ class DrafterConfig:
   """A drafter as the user names it.
 
   Attributes:
-    kind: 'none' (plain decoding), 'lookup' or 'lm'.
-    model: reference of the draft model, for 'lm' only; 'target' drafts with
-      the first num_layers layers of the target itself, sharing its weights.
+    kind: 'none' (plain decoding), 'lookup', 'lm' or 'hybrid' (look-up where the
+      text repeats itself, the draft model elsewhere).
+    model: reference of the draft model, for 'lm' and 'hybrid'; 'target' drafts
+      with the first num_layers layers of the target itself, sharing its
+      weights.
     num_layers: layers of the draft model that are used; 0 is all.
     dtype: of the draft model, as `models.precision.choose` takes it; a draft
       that shares the target's weights has the target's.
     shards: devices a layer of the draft model is split over, a divisor of the
       mesh's axis model: 1 holds it whole on every device, 0 is all of them.
     num_draft_tokens: J, tokens drafted a round; 0 is plain decoding.
-    max_ngram: for 'lookup', longest match looked for.
+    max_ngram: for 'lookup' and 'hybrid', longest match looked for.
     min_ngram: for 'lookup', shortest match that drafts.
+    hybrid_ngram: for 'hybrid', shortest match that is preferred to the model.
     rule: how sampled drafts are verified, 'token' by token or as a 'block'.
   """
 
@@ -40,6 +44,7 @@ class DrafterConfig:
   num_draft_tokens: int = 4
   max_ngram: int = 4
   min_ngram: int = 1
+  hybrid_ngram: int = 3
   rule: str = 'token'
 
   def __post_init__(self) -> None:
@@ -80,15 +85,16 @@ class DrafterConfig:
           f'config.drafter.shards is {self.shards}, but a draft made of the '
           "target's own layers lies where they do; leave it at 0."
       )
-    if self.kind == 'lm' and not self.model:
+    if self.uses_model and not self.model:
       raise UserError(
-          "config.drafter.kind is 'lm' and needs a draft model; set "
+          f'config.drafter.kind is {self.kind!r} and needs a draft model; set '
           'config.drafter.model to its reference.'
       )
-    if self.kind != 'lm' and self.model:
+    if not self.uses_model and self.model:
       raise UserError(
           f'config.drafter.model is {self.model!r}, but kind {self.kind!r} '
-          "uses none; set config.drafter.kind to 'lm' or leave the model out."
+          f'uses none; set config.drafter.kind to {" or ".join(WITH_MODEL)}, '
+          'or leave the model out.'
       )
     if not 1 <= self.min_ngram <= self.max_ngram:
       raise UserError(
@@ -96,11 +102,21 @@ class DrafterConfig:
           f'{self.min_ngram}, max_ngram={self.max_ngram}; set '
           'config.drafter.min_ngram and config.drafter.max_ngram.'
       )
+    if self.kind == 'hybrid' and not 1 <= self.hybrid_ngram <= self.max_ngram:
+      raise UserError(
+          f'config.drafter.hybrid_ngram is {self.hybrid_ngram}; it needs to be '
+          f'in 1 to {self.max_ngram}, config.drafter.max_ngram.'
+      )
+
+  @property
+  def uses_model(self) -> bool:
+    """Whether there is a draft model."""
+    return self.kind in WITH_MODEL
 
   @property
   def shares_target(self) -> bool:
     """Whether the draft is made of the target's own layers."""
-    return self.kind == 'lm' and self.model == 'target'
+    return self.uses_model and self.model == 'target'
 
   @property
   def is_plain(self) -> bool:

@@ -111,7 +111,8 @@ def declare(config: DraftConfig) -> Params:
   if D != D_target:
     specs['out_proj'] = _matrix(D_target, D)
   if config.embedding == 'own':
-    specs['embed'] = _matrix(config.vocab_size, D_target, 'vocab')
+    # Whole on every device: the mesh divides head_size, not all the tokens.
+    specs['embed'] = _matrix(config.vocab_size, D_target)
   if config.head == 'own':
     specs['head'] = _matrix(config.head_size, D_target, 'vocab')
   return specs
@@ -238,6 +239,9 @@ class DraftModel:
     rows = T if B * T >= self.precision.min_rows else self.precision.min_rows
     x_BTD = transformer.pad_rows(hidden_BTD, rows)
     logits_BTW = layers.project(x_BTD, params['head'], precision=wide)[:, :T]
+    logits_BTW = self.placement.constrain(logits_BTW, ('batch', None, 'vocab'))
+    axis = self.placement.logits_axis(B * T, self.config.head_size)
+    logits_BTW = self.placement.constrain(logits_BTW, ('batch', None, axis))
     if not 0 < self.num_tokens < self.config.vocab_size:
       return logits_BTW
     is_token_W = params[HEAD_IDS] < self.num_tokens

@@ -22,6 +22,7 @@ from speculative.bench import report
 from speculative.bench.compare import Divergence
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.generation import Generation
+from speculative.drafting import config as drafter_config
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.tasks import common
@@ -45,14 +46,15 @@ def _drafters(
   found = []
   for kind in config.verify.drafters:
     kind = drafter.kind if kind == _OWN else kind
-    if kind == 'lm' and drafter.kind != 'lm':
+    needs_model = kind in drafter_config.WITH_MODEL
+    if needs_model and not drafter.uses_model:
       raise UserError(
-          "config.verify.drafters has 'lm', which needs config.drafter.kind "
-          f"to be 'lm' and a model; it is {drafter.kind!r}."
+          f'config.verify.drafters has {kind!r}, which needs '
+          f'config.drafter.kind to be {kind!r} and a model; it is '
+          f'{drafter.kind!r}.'
       )
-    of_kind = drafter
-    if kind != drafter.kind:
-      of_kind = dataclasses.replace(drafter, kind=kind, model='', num_layers=0)
+    unused = {} if needs_model else {'model': '', 'num_layers': 0}
+    of_kind = dataclasses.replace(drafter, kind=kind, **unused)
     rules = config.verify.rules
     if of_kind.is_deterministic:
       rules = (_OWN,)
@@ -64,7 +66,7 @@ def _drafters(
     if one.is_plain:
       raise UserError(
           'verify compares a drafter with plain decoding; set '
-          "config.drafter.kind to 'lookup' or 'lm' and "
+          "config.drafter.kind to 'lookup', 'lm' or 'hybrid' and "
           'config.decode.num_draft_tokens above 0.'
       )
   return found

@@ -13,6 +13,7 @@ import numpy as np
 
 from speculative.models.config import RopeConfig
 from speculative.models.config import TransformerConfig
+from speculative.models.draft import DraftConfig
 
 # A law of the next token given the tokens before it.
 Law = Callable[[tuple[int, ...]], np.ndarray]
@@ -166,6 +167,15 @@ def transformer(
     Logits [T, V], and the residual stream [T, D] after every layer.
   """
   x_TD = params['embed'][np.asarray(tokens_T)]
+  final_TD, streams = _layers(config, params, x_TD)
+  head_VD = params['embed' if config.head == 'tied' else 'head']
+  return final_TD @ head_VD.T, streams
+
+
+def _layers(
+    config: TransformerConfig, params: dict, x_TD: np.ndarray
+) -> tuple[np.ndarray, list[np.ndarray]]:
+  """Returns the normed output [T, D], and the stream after every layer."""
   streams = []
   for layer in params['layers']:
     normed_TD = [_norm(config, layer, 'attn_norm', x_D) for x_D in x_TD]
@@ -177,9 +187,34 @@ def transformer(
         ]
     )
     streams.append(x_TD)
-  head_VD = params['embed' if config.head == 'tied' else 'head']
   final_TD = [_norm(config, params, 'final_norm', x_D) for x_D in x_TD]
-  return np.stack(final_TD) @ head_VD.T, streams
+  return np.stack(final_TD), streams
+
+
+def draft(
+    config: DraftConfig,
+    params: dict,
+    tokens_T: Sequence[int],
+    hidden_TD: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Runs a text through a draft that leans on its target.
+
+  Args:
+    config: the draft.
+    params: as `models.draft.attach` returns them, as float64 arrays.
+    tokens_T: the text.
+    hidden_TD: for inputs 'hidden', of the token before each.
+
+  Returns:
+    Logits [T, W] of the head's own tokens, and its hidden states [T, D].
+  """
+  x_TE = params['embed'][np.asarray(tokens_T)]
+  if config.inputs == 'hidden':
+    x_TE = np.concatenate([x_TE, hidden_TD], axis=1)
+  x_TD, _ = _layers(config.layers, params, x_TE @ params['in_proj'].T)
+  if 'out_proj' in params:
+    x_TD = x_TD @ params['out_proj'].T
+  return x_TD @ params['head'].T, x_TD
 
 
 # ---- decoding ----

@@ -10,8 +10,10 @@ import math
 import jax
 from jax import numpy as jnp
 
+from speculative.models import draft as draft_lib
 from speculative.models import params as params_lib
 from speculative.models.config import TransformerConfig
+from speculative.models.draft import DraftConfig
 from speculative.models.params import Params
 from speculative.models.params import ParamSpec
 
@@ -27,6 +29,14 @@ TARGET = TransformerConfig(
     head='untied',
 )
 DRAFT = dataclasses.replace(TARGET, num_layers=1, num_kv_heads=1)
+# Of another width than the target, which it leans on, and with a head of its
+# own over part of the tokens.
+HIDDEN_DRAFT = DraftConfig(
+    layers=dataclasses.replace(TARGET, num_layers=1, model_dim=12, mlp_dim=20),
+    target_dim=16,
+    head_size=9,
+)
+HEAD_IDS = (0, 1, 2, 3, 4, 6, 8, 9, 12)
 
 # Makes logits of a random head spread like a trained model's.
 _SHARPNESS = 3.0
@@ -48,7 +58,18 @@ def init(
   Returns:
     The parameters.
   """
-  names = [name for name, _ in params_lib.flatten(params_lib.declare(config))]
+  return _init_tree(key, params_lib.declare(config), dtype)
+
+
+def init_draft(
+    key: jax.Array, config: DraftConfig, dtype: jnp.dtype = jnp.float32
+) -> Params:
+  """Returns random params of what a draft has for itself, like `init`."""
+  return _init_tree(key, draft_lib.declare(config), dtype)
+
+
+def _init_tree(key: jax.Array, specs: Params, dtype: jnp.dtype) -> Params:
+  names = [name for name, _ in params_lib.flatten(specs)]
   index = {name: i for i, name in enumerate(names)}
 
   def get(name: str, spec: ParamSpec, dtype: jnp.dtype) -> jax.Array:
@@ -59,7 +80,7 @@ def init(
     scale = _SHARPNESS if name == 'head' else 1.0
     return (noise * scale / math.sqrt(spec.shape[-1])).astype(dtype)
 
-  return params_lib.build(config, dtype, get)
+  return params_lib.build_tree(specs, dtype, get)
 
 
 def perturb(key: jax.Array, params: Params, *, scale: float) -> Params:

@@ -18,8 +18,12 @@ from speculative.decoding.loop import Weights
 from speculative.decoding.sampling import Sampling
 from speculative.decoding.speculative import Speculative
 from speculative.decoding.state import DecodeState
+from speculative.drafting.hidden_lm import HiddenLm
+from speculative.drafting.hybrid import Hybrid
 from speculative.drafting.lm import Lm
 from speculative.drafting.lookup import Lookup
+from speculative.models import draft as draft_lib
+from speculative.models.draft import DraftModel
 from speculative.models.params import Params
 from speculative.models.transformer import Transformer
 from speculative.testing import samplers
@@ -133,6 +137,23 @@ def with_relative(target_params, with_itself) -> Engine:
   draft_params = tiny.perturb(jax.random.key(1), target_params, scale=0.15)
   return Engine(
       with_itself.step, Weights(target=target_params, drafter=draft_params)
+  )
+
+
+@pytest.fixture(scope='session')
+def with_hybrid(target_params) -> Engine:
+  """tiny.TARGET, look-up, and a draft that reads its hidden states."""
+  own = tiny.init_draft(jax.random.key(5), tiny.HIDDEN_DRAFT)
+  ids = jnp.asarray(tiny.HEAD_IDS, jnp.int32)
+  draft = HiddenLm(
+      DraftModel(tiny.HIDDEN_DRAFT), 3, vocab_size=tiny.TARGET.vocab_size
+  )
+  return Engine(
+      Speculative(TARGET, Hybrid(Lookup(num_draft_tokens=3), draft)),
+      Weights(
+          target=target_params,
+          drafter=draft_lib.attach(tiny.HIDDEN_DRAFT, own, ids, target_params),
+      ),
   )
 
 

@@ -22,7 +22,7 @@ from speculative.testing import table_model
 from speculative.testing.table_model import TableModel
 
 _CONFIG = DecodeConfig(max_new_tokens=56, log_probs='chosen')
-_ENGINES = ('plain', 'with_lookup', 'with_itself')
+_ENGINES = ('plain', 'with_lookup', 'with_itself', 'with_hybrid')
 _HOST_OPS = ('infeed', 'outfeed', 'send', 'recv', 'send-done', 'recv-done')
 
 
@@ -215,9 +215,10 @@ def test_prefill_donates_nothing(prompts, with_itself):
   assert not any(leaf.is_deleted() for leaf in before)
 
 
-def test_prefill_gives_every_leaf_a_buffer_of_its_own(prompts, with_itself):
+@pytest.mark.parametrize('engine', ['with_itself', 'with_hybrid'])
+def test_prefill_gives_every_leaf_a_buffer_of_its_own(request, prompts, engine):
   """Two leaves of one buffer could not both be donated."""
-  carry = with_itself.start(prompts, _CONFIG)
+  carry = request.getfixturevalue(engine).start(prompts, _CONFIG)
   pointers = [
       leaf.unsafe_buffer_pointer() for leaf in _leaves(carry) if leaf.size
   ]

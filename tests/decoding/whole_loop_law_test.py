@@ -18,6 +18,7 @@ from speculative.decoding import loop
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting.hybrid import Hybrid
 from speculative.drafting.lm import Lm
 from speculative.drafting.lookup import Lookup
 from speculative.testing import chi_square
@@ -35,10 +36,13 @@ _NUM_BATCHES = 4
 _COPIES = 1400
 
 _MODEL = TableModel()
+_HYBRID = Hybrid(Lookup(num_draft_tokens=2), Lm(_MODEL, 2, _V, num_behind=3))
 _STEPS = {
     'lookup': Speculative(_MODEL, Lookup(num_draft_tokens=2)),
     'lm token': Speculative(_MODEL, Lm(_MODEL, 2, vocab_size=_V)),
     'lm block': Speculative(_MODEL, Lm(_MODEL, 2, _V), rule='block'),
+    'hybrid token': Speculative(_MODEL, _HYBRID),
+    'hybrid block': Speculative(_MODEL, _HYBRID, rule='block'),
 }
 _SETTINGS = [
     {},

@@ -17,6 +17,11 @@ from speculative.errors import UserError
             'num_draft_tokens needs to be .*<= 256, got 257',
         ),
         ({'kind': 'lm'}, "'lm' and needs a draft model"),
+        ({'kind': 'hybrid'}, "'hybrid' and needs a draft model"),
+        (
+            {'kind': 'hybrid', 'model': 'x', 'hybrid_ngram': 5},
+            'hybrid_ngram is 5; it needs to be in 1 to 4',
+        ),
         ({'kind': 'lookup', 'model': 'x.gguf'}, "'x.gguf', but kind 'lookup'"),
         ({'kind': 'lookup', 'min_ngram': 0}, '1 <= min_ngram <= max_ngram'),
         (
@@ -38,6 +43,7 @@ def test_a_drafter_that_cannot_work_is_refused(settings, message):
         ({'kind': 'lookup'}, False, True),
         ({'kind': 'lookup', 'num_draft_tokens': 0}, True, True),
         ({'kind': 'lm', 'model': 'x.gguf'}, False, False),
+        ({'kind': 'hybrid', 'model': 'x.gguf'}, False, False),
         (
             {'kind': 'lm', 'model': 'x.gguf', 'num_draft_tokens': 0},
             True,

@@ -1,0 +1,105 @@
+"""Prompt look-up where the text repeats itself, a draft model elsewhere.
+
+Decided row by row and round by round, by the row's own text alone. A row that
+was looked up has a one-hot q, another one the draft's law; verification treats
+both by one rule, so that the output keeps the target's law (sampled) or its
+tokens (greedy).
+
+The draft reads every round's tokens either way, in one pass; its other passes
+are left out in rounds in which no row asks for them.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+
+from speculative.decoding import drafter as drafter_lib
+from speculative.decoding.drafter import Proposal
+from speculative.decoding.state import DecodeState
+from speculative.drafting import drawing
+from speculative.drafting.drawing import Chain
+from speculative.drafting.drawing import ChainDrafter
+from speculative.drafting.lookup import Lookup
+
+
+@dataclasses.dataclass(frozen=True)
+class Hybrid:
+  """Drafts from the text if it can, else with a model.
+
+  Attributes:
+    lookup: its min_ngram is the shortest match that is preferred to the model.
+    draft: of as many tokens; an `Lm` needs num_behind > num_draft_tokens, as
+      its cache may lack a whole round.
+  """
+
+  lookup: Lookup
+  draft: ChainDrafter
+
+  def __post_init__(self) -> None:
+    J = self.draft.num_draft_tokens
+    if self.lookup.num_draft_tokens != J:
+      raise ValueError(
+          f'both drafters need the same number of tokens, got '
+          f'{self.lookup.num_draft_tokens} and {J}.'
+      )
+    if getattr(self.draft, 'num_behind', J + 1) <= J:
+      raise ValueError(f'the draft needs num_behind > {J}.')
+
+  @property
+  def num_draft_tokens(self) -> int:
+    """J."""
+    return self.draft.num_draft_tokens
+
+  @property
+  def features(self) -> tuple[int, ...]:
+    """What the draft wants to see."""
+    return self.draft.features
+
+  def init(
+      self,
+      params: Any,
+      state: DecodeState,
+      features: dict[int, jax.Array],
+      *,
+      prompt_width: int,
+  ) -> Any:
+    """Lets the draft read the prompts."""
+    return self.draft.init(params, state, features, prompt_width=prompt_width)
+
+  def propose(
+      self, params: Any, drafter_state: Any, state: DecodeState
+  ) -> tuple[Proposal, Any]:
+    """Drafts J tokens for every row."""
+    draft = self.draft
+    found, _ = self.lookup.propose(None, None, state)
+    valid_BJ = drafter_lib.within_budget(state, self.num_draft_tokens)
+    found_B = found.valid_BM[:, 0]
+    asks_B = valid_BJ[:, 0] & ~found_B
+    hidden_B1D, drafter_state = draft.catch_up(params, drafter_state, state)
+    cache = drafter_state.cache
+
+    def draw() -> Chain:
+      return drawing.draw_chain(draft, params, state, hidden_B1D, cache)
+
+    def leave_out() -> Chain:
+      shape = (*valid_BJ.shape, draft.head.size)
+      return Chain(
+          tokens_BJ=jnp.zeros(valid_BJ.shape, jnp.int32),
+          laws_BJW=jnp.zeros(shape, jnp.float32),
+          cache=cache,
+      )
+
+    chain = jax.lax.cond(jnp.any(asks_B), draw, leave_out)
+    tokens_BJ = jnp.where(found_B[:, None], found.tokens_BM, chain.tokens_BJ)
+    proposal = drafter_lib.chain(
+        tokens_BJ,
+        valid_BJ,
+        draft.head.laws(params, state, tokens_BJ, chain.laws_BJW, found_B),
+    )
+    return proposal, drafter_state.replace(cache=chain.cache)
+
+  def commit(self, params, drafter_state, state, verdict, features):
+    """Tells the draft what the target knew."""
+    return self.draft.commit(params, drafter_state, state, verdict, features)

@@ -1,0 +1,161 @@
+"""Look-up and a draft model in one drafter, row by row."""
+
+import functools
+
+import jax
+from jax import numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.decoding.autoregressive import Autoregressive
+from speculative.decoding.config import DecodeConfig
+from speculative.decoding.engine import Engine
+from speculative.decoding.loop import Weights
+from speculative.decoding.speculative import Speculative
+from speculative.drafting import drawing
+from speculative.drafting.hidden_lm import HiddenLm
+from speculative.drafting.hybrid import Hybrid
+from speculative.drafting.lm import Lm
+from speculative.drafting.lookup import Lookup
+from speculative.models import draft as draft_lib
+from speculative.models.draft import DraftModel
+from speculative.models.transformer import Transformer
+from speculative.testing import tiny
+
+_V, _J = tiny.TARGET.vocab_size, 3
+_ATOL = 2e-5
+_TARGET = Transformer(tiny.TARGET)
+_LOOKUP = Lookup(num_draft_tokens=_J, max_ngram=4, min_ngram=2)
+_DRAFTS = {
+    'hidden': HiddenLm(DraftModel(tiny.HIDDEN_DRAFT), _J, vocab_size=_V),
+    'model': Lm(Transformer(tiny.DRAFT), _J, vocab_size=_V, num_behind=_J + 1),
+}
+# The last two end in what they began with.
+_PROMPTS = [[3], [9, 8, 7, 6, 5], [1, 2, 3, 4, 1, 2, 3], [5, 6, 5, 6, 5, 6]]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _propose(drafter, params, drafter_state, state):
+  return drafter.propose(params, drafter_state, state)[0]
+
+
+@pytest.fixture(scope='module')
+def target() -> dict:
+  return tiny.init(jax.random.key(7), tiny.TARGET)
+
+
+def _params(name: str, target: dict) -> dict:
+  if name == 'model':
+    return tiny.init(jax.random.key(3), tiny.DRAFT)
+  own = tiny.init_draft(jax.random.key(5), tiny.HIDDEN_DRAFT)
+  ids = jnp.asarray(tiny.HEAD_IDS, jnp.int32)
+  return draft_lib.attach(tiny.HIDDEN_DRAFT, own, ids, target)
+
+
+def _engine(name: str, target: dict, **step) -> Engine:
+  drafter = Hybrid(_LOOKUP, _DRAFTS[name])
+  return Engine(
+      Speculative(_TARGET, drafter, **step),
+      Weights(target, _params(name, target)),
+  )
+
+
+@pytest.mark.parametrize('name', _DRAFTS)
+def test_each_row_has_the_proposal_of_the_drafter_it_chose(target, name):
+  """In every round, whoever drafted in the rounds before."""
+  engine = _engine(name, target)
+  drafter, draft = engine.step.drafter, _DRAFTS[name]
+  carry = engine.start(
+      _PROMPTS, DecodeConfig(max_new_tokens=40, temperature=0.6)
+  )
+  one_round = jax.jit(engine.step)
+  num_rounds, num_found = 8, 0
+  for _ in range(num_rounds):
+    state = carry.state
+    got = _propose(drafter, engine.weights.drafter, carry.drafter_state, state)
+    found = _propose(_LOOKUP, None, None, state)
+    # The model alone, from the state that both drafters left behind.
+    alone = _propose(draft, engine.weights.drafter, carry.drafter_state, state)
+    for row in range(len(_PROMPTS)):
+      if found.valid_BM[row, 0]:
+        num_found += 1
+        tokens = found.tokens_BM[row]
+        law = np.asarray(jax.nn.one_hot(tokens, _V))
+      else:
+        tokens, law = alone.tokens_BM[row], alone.probs_BPV[row]
+      np.testing.assert_array_equal(got.tokens_BM[row], tokens)
+      np.testing.assert_allclose(got.probs_BPV[row], law, atol=_ATOL)
+    np.testing.assert_array_equal(got.valid_BM, alone.valid_BM)
+    carry = one_round(engine.weights, carry)
+  assert 0 < num_found < num_rounds * len(_PROMPTS)
+
+
+@pytest.mark.parametrize('name', _DRAFTS)
+def test_the_draft_knows_the_text_after_rounds_that_were_looked_up(
+    target, name
+):
+  """Alone in the batch, where its passes are left out, as one that was not."""
+  engine = _engine(name, target)
+  draft = _DRAFTS[name]
+  carry = engine.start([_PROMPTS[3]], DecodeConfig(max_new_tokens=40))
+  one_round = jax.jit(engine.step)
+  num_found = 0
+  for _ in range(6):
+    state = carry.state
+    num_found += int(_propose(_LOOKUP, None, None, state).valid_BM[0, 0])
+    text = np.asarray(state.tokens_BS[0, : state.seq_len_B[0]]).tolist()
+    got = _propose(draft, engine.weights.drafter, carry.drafter_state, state)
+    fresh = engine.start([text], DecodeConfig(max_new_tokens=40))
+    expected = _propose(
+        draft, engine.weights.drafter, fresh.drafter_state, fresh.state
+    )
+    np.testing.assert_array_equal(got.tokens_BM, expected.tokens_BM)
+    carry = one_round(engine.weights, carry)
+  assert num_found > 0
+
+
+@pytest.mark.parametrize('name', _DRAFTS)
+def test_greedy_output_equals_plain_token_for_token(target, name):
+  plain = Engine(Autoregressive(_TARGET), Weights(target=target))
+  fast = _engine(name, target)
+  for prompts in (_PROMPTS, [_PROMPTS[2]]):
+    config = DecodeConfig(max_new_tokens=40, stop_ids=(11,))
+    expected = plain.generate(prompts, config)
+    got = fast.generate(prompts, config)
+    assert got.token_ids == expected.token_ids
+    assert got.reasons == expected.reasons
+    assert 0 < got.acceptance_rate < 1
+
+
+def test_the_models_passes_are_left_out_where_no_row_asks(target, monkeypatch):
+  asked = []
+  draw_chain = drawing.draw_chain
+
+  def counting(*args):
+    jax.debug.callback(lambda: asked.append(1))
+    return draw_chain(*args)
+
+  monkeypatch.setattr(drawing, 'draw_chain', counting)
+  engine = _engine('hidden', target)
+  hybrid = engine.step.drafter
+  # Not in the cache of programs that were traced without the callback.
+  propose = jax.jit(lambda *args: hybrid.propose(*args)[0].tokens_BM)
+
+  def num_asked(prompts: list[list[int]]) -> int:
+    asked.clear()
+    carry = engine.start(prompts, DecodeConfig(max_new_tokens=9))
+    state = carry.drafter_state, carry.state
+    jax.block_until_ready(propose(engine.weights.drafter, *state))
+    jax.effects_barrier()
+    return len(asked)
+
+  assert num_asked([_PROMPTS[3]]) == 0
+  assert num_asked([_PROMPTS[1]]) == 1
+  assert num_asked([_PROMPTS[3], _PROMPTS[1]]) == 1
+
+
+def test_parts_that_do_not_fit_are_refused():
+  with pytest.raises(ValueError, match='same number of tokens, got 4 and 3'):
+    Hybrid(Lookup(num_draft_tokens=4), _DRAFTS['hidden'])
+  with pytest.raises(ValueError, match='num_behind > 3'):
+    Hybrid(_LOOKUP, Lm(Transformer(tiny.DRAFT), _J, vocab_size=_V))
