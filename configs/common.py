@@ -159,9 +159,11 @@ def get_config() -> config_dict.ConfigDict:
   # 'shared' with the target, or its 'own'.
   config.train.embedding = 'shared'
   config.train.head = 'shared'
-  # 'fresh', or 'target' to start from these layers of it.
+  # 'fresh', 'target' to start from these layers of it, or 'draft' to start from
+  # the directory of one.
   config.train.init = 'fresh'
   config.train.from_layers = ()
+  config.train.from_draft = ''
   config.train.num_steps = 10_000
   config.train.batch_size = 8
   config.train.seq_len = 256

@@ -15,7 +15,10 @@ import numpy as np
 from speculative import config as config_lib
 from speculative import sharding
 from speculative.bench import prompts
+from speculative.checkpoints import draft_dir
 from speculative.checkpoints import pretrained
+from speculative.checkpoints.draft_dir import DraftCheckpoint
+from speculative.checkpoints.draft_dir import TargetIdentity
 from speculative.checkpoints.pretrained import Pretrained
 from speculative.errors import UserError
 from speculative.models import precision as precision_lib
@@ -30,7 +33,6 @@ from speculative.tokenizer import base
 from speculative.train import checkpoint
 from speculative.train import config as train_config
 from speculative.train import data
-from speculative.train import draft_dir
 from speculative.train import loop
 from speculative.train import plot
 from speculative.train import start
@@ -62,6 +64,7 @@ class _Setup:
     train: its settings.
     seed: of weights, order and split.
     target: that was found.
+    of_target: what it is known by.
     dtype: of the target.
     draft: shapes of the draft.
     placement: of the target.
@@ -69,11 +72,13 @@ class _Setup:
     store: the text.
     split: of its documents.
     head_ids: tokens of the draft's head.
+    earlier: draft to start from, if there is one.
   """
 
   train: TrainConfig
   seed: int
   target: Pretrained
+  of_target: TargetIdentity
   dtype: str
   draft: DraftConfig
   placement: Placement
@@ -81,6 +86,7 @@ class _Setup:
   store: Store
   split: Split
   head_ids: np.ndarray
+  earlier: DraftCheckpoint | None
 
 
 def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
@@ -104,23 +110,14 @@ def _run(
     config: config_dict.ConfigDict, path: pathlib.Path, scratch: pathlib.Path
 ) -> TaskResult:
   setup = _prepare(config, scratch)
+  identity = _run_identity(setup)
+  checkpoints = path / 'checkpoints'
+  loop.last_step(checkpoints, identity)
   weights = setup.target.load_params(
       precision_lib.choose(setup.dtype).param_dtype, setup.placement
   )
-  of_target = draft_dir.TargetIdentity(
-      tokenizer=setup.target.tokenizer.fingerprint,
-      mark=draft_dir.mark(jax.device_get(weights['final_norm'])),
-      transformer=setup.target.config,
-      reference=setup.target.reference,
-  )
-  if setup.store.is_scored:
-    # Only what a target said of the text has to be this one's.
-    store_lib.open_store(setup.store.path, mark=of_target.mark)
-  identity = _run_identity(setup, of_target.mark)
-  checkpoints = path / 'checkpoints'
-  loop.last_step(checkpoints, identity)
   workdir = results.Workdir(path, config, metrics=_kept(path, checkpoints))
-  finished, model = _train(setup, weights, of_target, identity, workdir)
+  finished, model = _train(setup, weights, identity, workdir)
   found = finished.metrics | results.environment(model)
   _draw(setup.train, path)
   if finished.reason == 'stopped':
@@ -147,6 +144,11 @@ def _prepare(config: config_dict.ConfigDict, scratch: pathlib.Path) -> _Setup:
     store = _builtin_store(scratch, tokenizer)
   else:
     store = store_lib.open_store(train.store, tokenizer=tokenizer.fingerprint)
+  of_target = target.identity()
+  if store.is_scored:
+    # Only what a target said of the text has to be this one's.
+    store_lib.open_store(store.path, mark=of_target.mark)
+  earlier = _earlier(train, draft, of_target)
   split = _split(store, train, config.seed)
   mesh = sharding.make_mesh(parsed.mesh.data, parsed.mesh.model)
   indivisible = parsed.mesh.indivisible
@@ -154,6 +156,7 @@ def _prepare(config: config_dict.ConfigDict, scratch: pathlib.Path) -> _Setup:
       train=train,
       seed=config.seed,
       target=target,
+      of_target=of_target,
       dtype=parsed.dtype,
       draft=draft,
       placement=sharding.place(
@@ -169,8 +172,33 @@ def _prepare(config: config_dict.ConfigDict, scratch: pathlib.Path) -> _Setup:
       ),
       store=store,
       split=split,
-      head_ids=_head_ids(store, split.train, draft, tokenizer),
+      head_ids=earlier.head_ids()
+      if earlier
+      else _head_ids(store, split.train, draft, tokenizer),
+      earlier=earlier,
   )
+
+
+def _earlier(
+    train: TrainConfig, draft: DraftConfig, of_target: TargetIdentity
+) -> DraftCheckpoint | None:
+  """Returns the draft to start from, if it is of this shape and target."""
+  if train.init != 'draft':
+    return None
+  found = draft_dir.open_draft(train.from_draft)
+  found.check_target(of_target)
+  for before, now in (
+      (found.config, draft),
+      (found.config.layers, draft.layers),
+  ):
+    for field in dataclasses.fields(now):
+      old, new = getattr(before, field.name), getattr(now, field.name)
+      if old != new and field.name != 'layers':
+        raise UserError(
+            f'the draft {train.from_draft} has {field.name}={old}, but '
+            f'config.train makes one with {new}; make both the same.'
+        )
+  return found
 
 
 def _builtin_store(path: pathlib.Path, tokenizer: base.Tokenizer) -> Store:
@@ -231,7 +259,7 @@ def _head_ids(
   return ids
 
 
-def _run_identity(setup: _Setup, mark: str) -> dict[str, Any]:
+def _run_identity(setup: _Setup) -> dict[str, Any]:
   """Returns what has to be the same for a run to go on, as JSON has it."""
   fields = dataclasses.asdict(setup.train)
   fields = {f'config.train.{k}': v for k, v in fields.items() if k not in _FREE}
@@ -239,7 +267,7 @@ def _run_identity(setup: _Setup, mark: str) -> dict[str, Any]:
   fields |= {
       'config.seed': setup.seed,
       'config.target.dtype': setup.dtype,
-      'mark of the target': mark,
+      'mark of the target': setup.of_target.mark,
       'documents of the store': setup.store.num_documents,
       'tokens of the store': setup.store.num_tokens,
       'scores of the store': 'yes' if setup.store.is_scored else 'no',
@@ -265,7 +293,6 @@ def _kept(path: pathlib.Path, checkpoints: pathlib.Path) -> str:
 def _train(
     setup: _Setup,
     weights: Params,
-    of_target: draft_dir.TargetIdentity,
     identity: dict[str, Any],
     workdir: results.Workdir,
 ) -> tuple[loop.Finished, DraftModel]:
@@ -287,13 +314,16 @@ def _train(
         placement=setup.placement,
     )
   ids_W = setup.draft_placement.put(setup.head_ids)
-  params = start.init_params(
-      jax.random.key(setup.seed),
-      model,
-      target=weights,
-      head_ids=ids_W,
-      from_layers=train.from_layers if train.init == 'target' else (),
-  )
+  if setup.earlier:
+    params = setup.earlier.load_own(np.float32, setup.draft_placement)
+  else:
+    params = start.init_params(
+        jax.random.key(setup.seed),
+        model,
+        target=weights,
+        head_ids=ids_W,
+        from_layers=train.from_layers if train.init == 'target' else (),
+    )
   frozen = start.freeze(
       model, ids_W, weights, keep='all' if target else 'shared'
   )
@@ -317,7 +347,7 @@ def _train(
           params,
           setup.head_ids,
           setup.draft,
-          of_target,
+          setup.of_target,
           existing='replace',
       ),
   )

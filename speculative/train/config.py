@@ -9,7 +9,7 @@ from speculative.models import precision
 from speculative.models.config import TransformerConfig
 from speculative.models.draft import DraftConfig
 
-INITS = ('fresh', 'target')
+INITS = ('fresh', 'target', 'draft')
 REMATS = ('none', 'steps')
 PLOTS = ('auto', 'yes', 'no')
 # A store of the prompts that come with the package, for tests.
@@ -72,8 +72,10 @@ class TrainConfig:
     inputs: 'hidden' or 'tokens', see `models.draft`.
     embedding: 'shared' with the target, or its 'own'.
     head: 'shared' with the target, or its 'own'.
-    init: 'fresh', or 'target' for layers of the target.
+    init: 'fresh', 'target' for layers of the target, or 'draft' for a draft of
+      the same shape that was saved before.
     from_layers: of the target, one for each of the draft's.
+    from_draft: directory of that draft; its head's tokens stay.
     num_steps: updates.
     batch_size: rows of a pass.
     seq_len: tokens of a row.
@@ -114,6 +116,7 @@ class TrainConfig:
   head: str = 'shared'
   init: str = 'fresh'
   from_layers: tuple[int, ...] = ()
+  from_draft: str = ''
   num_steps: int = 10_000
   batch_size: int = 8
   seq_len: int = 256
@@ -182,6 +185,12 @@ class TrainConfig:
       raise UserError(
           f'config.train.unroll={self.unroll} is of no use where inputs are '
           "'tokens', since every step would be the same; set it to 1."
+      )
+    if (self.init == 'draft') != bool(self.from_draft):
+      raise UserError(
+          f'config.train.from_draft is {self.from_draft!r} where config.train.'
+          f"init is {self.init!r}; 'draft' needs the directory of one, and "
+          'nothing else does.'
       )
     if self.init == 'target' and len(self.from_layers) != self.num_layers:
       raise UserError(

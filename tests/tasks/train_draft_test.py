@@ -187,3 +187,27 @@ def test_a_process_killed_in_the_middle_goes_on_with_the_same_losses(tmp_path):
   found, wanted = _losses(tmp_path / 'cut'), _losses(tmp_path / 'whole')
   assert sorted(found) == list(range(1, 31))
   assert found == wanted
+
+
+@pytest.mark.slow
+def test_a_draft_can_be_trained_on_where_its_shape_is_the_same(
+    get_config, tmp_path
+):
+  train_draft.run(get_config(), tmp_path / 'first')
+  again = {
+      'train__init': 'draft',
+      'train__from_draft': str(tmp_path / 'first' / 'draft'),
+      'train__from_layers': (),
+  }
+  first = _rows(tmp_path / 'first')[-1]
+  train_draft.run(get_config(**again), tmp_path / 'second')
+  second = _rows(tmp_path / 'second')[0]
+  # Drafts are saved in bfloat16.
+  assert (first['train/step'], second['train/step']) == (2, 0)
+  np.testing.assert_allclose(
+      second['train/alpha_heldout'], first['train/alpha_heldout'], rtol=0.01
+  )
+  with pytest.raises(UserError, match='head_size=64, .* makes one with 32'):
+    train_draft.run(
+        get_config(**again, train__head_size=32), tmp_path / 'third'
+    )

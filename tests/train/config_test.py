@@ -24,6 +24,8 @@ _GOOD = TrainConfig(store='x')
         ({'unroll': 256}, 'unroll=256 needs to be smaller'),
         ({'inputs': 'tokens'}, 'unroll=3 is of no use.*set it to 1'),
         ({'init': 'target'}, 'from_layers'),
+        ({'init': 'draft'}, "from_draft is ''.*needs the directory"),
+        ({'from_draft': 'x'}, "from_draft is 'x' where .*init is 'fresh'"),
     ],
 )
 def test_a_mistake_is_named_in_one_line(changed, said):
