@@ -144,7 +144,7 @@ def _prepare(config: config_dict.ConfigDict, scratch: pathlib.Path) -> _Setup:
     store = _builtin_store(scratch, tokenizer)
   else:
     store = store_lib.open_store(train.store, tokenizer=tokenizer.fingerprint)
-  of_target = target.identity()
+  of_target = target.identity
   if store.is_scored:
     # Only what a target said of the text has to be this one's.
     store_lib.open_store(store.path, mark=of_target.mark)
