@@ -33,7 +33,7 @@ setuptools.setup(
     extras_require={
         'tpu': ['jax[tpu]>=0.7.2'],
         'cuda': ['jax[cuda12]>=0.7.2'],
-        'train': ['optax>=0.2.4'],
+        'train': ['matplotlib>=3.8', 'optax>=0.2.4'],
         'hub': ['huggingface_hub>=0.30'],
         'dev': [
             'chex>=0.1.90',

@@ -176,5 +176,65 @@ def get_config() -> config_dict.ConfigDict:
   config.plan.measured_plain_ms = 0.0
   # 'chen2023' sets the figures of that paper beside the model's.
   config.plan.account = 'none'
+
+  config.train = config_dict.ConfigDict()
+  # Directory of training text, or 'builtin' for a few sentences.
+  config.train.store = ''
+  # Shape of the draft; 0 is as the target has it, and all tokens for the head.
+  config.train.num_layers = 1
+  config.train.model_dim = 0
+  config.train.num_heads = 0
+  config.train.num_kv_heads = 0
+  config.train.head_dim = 0
+  config.train.mlp_dim = 0
+  config.train.head_size = 8192
+  # 'hidden' also reads the target's last hidden state, 'tokens' does not.
+  config.train.inputs = 'hidden'
+  # 'shared' with the target, or its 'own'.
+  config.train.embedding = 'shared'
+  config.train.head = 'shared'
+  # 'fresh', 'target' to start from these layers of it, or 'draft' to start from
+  # the directory of one.
+  config.train.init = 'fresh'
+  config.train.from_layers = ()
+  config.train.from_draft = ''
+  config.train.num_steps = 10_000
+  config.train.batch_size = 8
+  config.train.seq_len = 256
+  # Passes whose gradients an update sums.
+  config.train.accumulate = 1
+  # Tokens ahead that are trained on the draft's own output, and what each
+  # counts, times that of the one before.
+  config.train.unroll = 3
+  config.train.step_decay = 0.8
+  # Weights of the losses: on the text, on the target's law, and 1 - sum
+  # min(p, q), which is what acceptance lacks of 1.
+  config.train.cross_entropy = 0.0
+  config.train.kl = 1.0
+  config.train.total_variation = 0.0
+  # What tokens of a prompt count, where others count 1.
+  config.train.prompt_weight = 0.0
+  config.train.learning_rate = 1e-3
+  # Share of it that is left at the end.
+  config.train.final_rate = 0.05
+  config.train.warmup_steps = 100
+  config.train.weight_decay = 0.01
+  config.train.clip_norm = 1.0
+  # Of products; weights are kept in float32.
+  config.train.dtype = 'auto'
+  # 'steps' computes activations again instead of keeping them.
+  config.train.remat = 'none'
+  # Most logits that exist at once on a device.
+  config.train.chunk_logits = 2**23
+  # One in so many documents is only measured on.
+  config.train.hold_out_every = 50
+  config.train.eval_every = 500
+  config.train.eval_batches = 16
+  config.train.log_every = 10
+  config.train.checkpoint_minutes = 10.0
+  # Checkpoints that are kept.
+  config.train.keep = 2
+  # 'auto' draws plot.png where matplotlib is installed.
+  config.train.plot = 'auto'
   # A misspelt field of a config file shall be an error too.
   return config.lock()

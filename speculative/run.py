@@ -21,6 +21,7 @@ from speculative.tasks import collect
 from speculative.tasks import generate
 from speculative.tasks import hosts
 from speculative.tasks import plan
+from speculative.tasks import train_draft
 from speculative.tasks import verify
 
 _TASKS = {
@@ -28,6 +29,7 @@ _TASKS = {
     'collect': collect.run,
     'generate': generate.run,
     'plan': plan.run,
+    'train_draft': train_draft.run,
     'verify': verify.run,
 }
 

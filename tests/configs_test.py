@@ -27,6 +27,7 @@ _KEYS = {
     'benchmark': {'rows'},
     'collect': {'collect/documents', 'collect/tokens'},
     'plan': {'plan/all_reduces_per_round', 'plan/hbm_per_chip_gib', 'rows'},
+    'train_draft': {'train/loss', 'train/alpha_heldout'},
     'verify': {'verify/passed', 'verify/cases', 'lossless/greedy_equal'},
 }
 # Settings that only make a run longer.

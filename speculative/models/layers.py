@@ -1,5 +1,7 @@
 """Products, norms and the MLP of a transformer layer."""
 
+import functools
+
 import jax
 from jax import numpy as jnp
 
@@ -17,6 +19,45 @@ _ACTIVATIONS = {
 }
 
 
+def _product(
+    x_BTD: jax.Array, weight_FD: jax.Array, precision: Precision
+) -> jax.Array:
+  return jnp.einsum(
+      'BTD,FD->BTF',
+      x_BTD,
+      weight_FD,
+      precision=precision.matmul,
+      preferred_element_type=jnp.dtype(precision.activations),
+  )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _rounding_product(
+    x_BTD: jax.Array, weight_FD: jax.Array, precision: Precision
+) -> jax.Array:
+  """As `_product`; its gradients are products of the same two formats."""
+  return _product(x_BTD, weight_FD, precision)
+
+
+def _keep(x_BTD, weight_FD, precision):
+  return _product(x_BTD, weight_FD, precision), (x_BTD, weight_FD)
+
+
+def _pull_back(precision, kept, gradient_BTF):
+  x_BTD, weight_FD = kept
+  gradient_BTF = gradient_BTF.astype(weight_FD.dtype)
+  formats = {
+      'precision': precision.matmul,
+      'preferred_element_type': jnp.float32,
+  }
+  by_x_BTD = jnp.einsum('BTF,FD->BTD', gradient_BTF, weight_FD, **formats)
+  by_weight_FD = jnp.einsum('BTF,BTD->FD', gradient_BTF, x_BTD, **formats)
+  return by_x_BTD.astype(x_BTD.dtype), by_weight_FD.astype(weight_FD.dtype)
+
+
+_rounding_product.defvjp(_keep, _pull_back)
+
+
 def project(
     x_BTD: jax.Array,
     weight_FD: jax.Array | Int8Matrix,
@@ -32,13 +73,8 @@ def project(
     y_BTF = int8.project(x_BTD, weight_FD)
     y_BTF = y_BTF.astype(jnp.dtype(precision.activations))
   else:
-    y_BTF = jnp.einsum(
-        'BTD,FD->BTF',
-        x_BTD.astype(weight_FD.dtype),
-        weight_FD,
-        precision=precision.matmul,
-        preferred_element_type=jnp.dtype(precision.activations),
-    )
+    product = _product if precision.gradients == 'wide' else _rounding_product
+    y_BTF = product(x_BTD.astype(weight_FD.dtype), weight_FD, precision)
   if bias_F is not None:
     y_BTF = y_BTF + bias_F.astype(y_BTF.dtype)[None, None, :]
   return y_BTF

@@ -23,11 +23,15 @@ class Precision:
     dtype: of weights, of matrix inputs and of the KV cache.
     activations: of what a product returns and of the residual stream.
     min_rows: fewest rows a product may have; fewer are padded up to it.
+    gradients: 'as products' rounds what comes back through a product to the
+      dtype of its inputs, 'wide' leaves it in that of activations, which makes
+      the products of training slow ones of float32.
   """
 
   dtype: str = 'float32'
   activations: str = 'float32'
   min_rows: int = 1
+  gradients: str = 'wide'
 
   @property
   def param_dtype(self) -> jnp.dtype:
@@ -40,6 +44,15 @@ class Precision:
     if self.dtype == 'float32':
       return jax.lax.Precision.HIGHEST
     return jax.lax.Precision.DEFAULT
+
+
+def for_training(dtype: str) -> Precision:
+  """Returns the number formats that a model is trained in.
+
+  Args:
+    dtype: as `choose` takes it.
+  """
+  return dataclasses.replace(choose(dtype), gradients='as products')
 
 
 def _fast_bfloat16_cpu(jax_version: str) -> bool:

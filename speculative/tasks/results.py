@@ -21,6 +21,7 @@ from ml_collections import config_dict
 
 from speculative import api
 from speculative.errors import UserError
+from speculative.models.draft import DraftModel
 
 # What an earlier run may have left, which would not belong to this run's
 # config.
@@ -30,6 +31,7 @@ _RESULTS = (
     'outputs.jsonl',
     'collect.md',
     'plan.md',
+    'plot.png',
     'verify.md',
 )
 
@@ -112,13 +114,18 @@ class Workdir:
   """The directory of one run: config.json, metrics.jsonl, results.json."""
 
   def __init__(
-      self, path: pathlib.Path, config: config_dict.ConfigDict
+      self,
+      path: pathlib.Path,
+      config: config_dict.ConfigDict,
+      *,
+      metrics: str = '',
   ) -> None:
     """Makes the directory and writes the resolved config.
 
     Args:
       path: of the directory; results of an earlier run in it are removed.
       config: of the run; written with defaults filled in.
+      metrics: lines of an earlier part of this run, to go on behind.
 
     Raises:
       UserError: If it cannot be made or written; it is not left behind then.
@@ -135,7 +142,7 @@ class Workdir:
         for name in _RESULTS:
           (path / name).unlink(missing_ok=True)
       write_json(path / 'config.json', config.to_dict())
-      write_text(self._metrics, '')
+      write_text(self._metrics, metrics)
     except Exception:
       if is_new:
         shutil.rmtree(path, ignore_errors=True)
@@ -183,7 +190,7 @@ def versions() -> dict[str, Any]:
   }
 
 
-def environment(model: api.LanguageModel) -> dict[str, Any]:
+def environment(model: api.LanguageModel | DraftModel) -> dict[str, Any]:
   """Returns the env/* keys of a run."""
   devices = jax.devices()
   return versions() | {

@@ -1,5 +1,6 @@
 import dataclasses
 
+import jax
 from jax import numpy as jnp
 import numpy as np
 import pytest
@@ -68,3 +69,51 @@ def test_project_accumulates_in_float32_and_returns_activations(activations):
   )
   assert got.dtype == jnp.dtype(activations)
   np.testing.assert_array_equal(got, jnp.full((1, 2, 3), 512, got.dtype))
+
+
+@pytest.mark.parametrize('dtype, atol', [('float32', 1e-5), ('bfloat16', 0.05)])
+def test_gradients_rounded_as_products_are_those_of_the_product(dtype, atol):
+  precision = Precision(dtype)
+  rounding = dataclasses.replace(precision, gradients='as products')
+  weight_FD = jnp.asarray(_random(6, 8)).astype(dtype)
+  x_BTD = jnp.asarray(_random(2, 3, 8))
+  toward_BTF = jnp.asarray(_random(2, 3, 6))
+
+  def loss(x_BTD, weight_FD, precision):
+    y_BTF = layers.project(x_BTD, weight_FD, precision=precision)
+    return (y_BTF * toward_BTF).sum()
+
+  wanted, found = (
+      jax.value_and_grad(loss, (0, 1))(x_BTD, weight_FD, p)
+      for p in (precision, rounding)
+  )
+  assert found[0] == wanted[0]
+  for got, exact in zip(found[1], wanted[1], strict=True):
+    assert got.dtype == exact.dtype
+    np.testing.assert_allclose(
+        got.astype(jnp.float32), exact.astype(jnp.float32), atol=atol
+    )
+
+
+def _product_inputs(jaxpr):
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == 'dot_general':
+      yield [x.aval.dtype.name for x in eqn.invars]
+    for inner in eqn.params.values():
+      if hasattr(inner, 'jaxpr'):
+        yield from _product_inputs(inner.jaxpr)
+
+
+def test_a_rounded_gradient_is_a_product_of_two_bfloat16_arrays():
+  def products(precision):
+    def loss(x_BTD, weight_FD):
+      return layers.project(x_BTD, weight_FD, precision=precision).sum()
+
+    closed = jax.make_jaxpr(jax.grad(loss, (0, 1)))(
+        jnp.ones((1, 2, 8)), jnp.ones((6, 8), jnp.bfloat16)
+    )
+    return list(_product_inputs(closed.jaxpr))
+
+  rounding = Precision('bfloat16', gradients='as products')
+  assert products(rounding) == 3 * [['bfloat16', 'bfloat16']]
+  assert products(Precision('bfloat16')) != products(rounding)

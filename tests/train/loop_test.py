@@ -1,0 +1,187 @@
+import dataclasses
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from speculative.errors import UserError
+from speculative.models.draft import DraftConfig
+from speculative.models.draft import DraftModel
+from speculative.sharding import Placement
+from speculative.testing import tiny
+from speculative.train import checkpoint
+from speculative.train import loop
+from speculative.train import start
+from speculative.train.config import TrainConfig
+from speculative.train.data import Packer
+from speculative.train.step import Program
+
+_TRAIN = TrainConfig(
+    store='none',
+    num_steps=6,
+    warmup_steps=2,
+    batch_size=2,
+    seq_len=8,
+    unroll=2,
+    dtype='float32',
+    log_every=1,
+    eval_every=3,
+    eval_batches=2,
+    # After every step.
+    checkpoint_minutes=1e-9,
+)
+_MODEL = DraftModel(
+    DraftConfig(
+        dataclasses.replace(tiny.TARGET, num_layers=1),
+        target_dim=16,
+        head_size=13,
+    )
+)
+
+
+class _Killed(BaseException):
+  """What a test ends a run with in the middle of a step."""
+
+
+@pytest.fixture
+def store(make_store, target):
+  return make_store([9, 4, 12, 7, 5, 11], scores='target', target=target)
+
+
+@pytest.fixture(scope='module')
+def program():
+  """Compiled once: what a run computes does not depend on the object."""
+  return Program(_TRAIN, _MODEL, num_domains=2)
+
+
+@pytest.fixture
+def launch(store, target, program, tmp_path):
+  """Starts a run, or goes on with it; returns its metrics and the Finished."""
+
+  def call(directory, *, train=_TRAIN, on_step=None, identity=None, **changed):
+    rows, drafts = [], []
+
+    def on_metrics(row):
+      rows.append(row)
+      if on_step is not None and 'train/loss' in row:
+        on_step(row['train/step'])
+
+    ids_W = np.arange(13, dtype=np.int32)
+    packer = {'batch_size': 2, 'seq_len': 8, 'seed': 0}
+    run = loop.Run(
+        config=train,
+        identity=identity or {'config.seed': 0},
+        program=program,
+        frozen=start.freeze(_MODEL, ids_W, target.params, keep='shared'),
+        train=Packer(store, np.arange(4), **packer),
+        held_out=Packer(store, np.arange(4, 6), **packer),
+        domains=('text', 'code'),
+        placement=Placement(),
+        checkpoints=tmp_path / directory,
+        on_metrics=on_metrics,
+        on_checkpoint=drafts.append,
+    )
+    params = start.init_params(
+        jax.random.key(0), _MODEL, target=target.params, head_ids=ids_W
+    )
+    try:
+      finished = loop.run(dataclasses.replace(run, **changed), params)
+    except _Killed:
+      finished = None
+    return rows, finished, drafts
+
+  return call
+
+
+def _losses(rows):
+  return {r['train/step']: r['train/loss'] for r in rows if 'train/loss' in r}
+
+
+def _kill_at(step):
+  def on_step(now):
+    if now == step:
+      raise _Killed
+
+  return on_step
+
+
+def test_a_run_that_was_killed_goes_on_with_the_same_numbers(launch, tmp_path):
+  whole, finished, _ = launch('whole')
+  wanted = _losses(whole)
+  assert sorted(wanted) == [1, 2, 3, 4, 5, 6]
+  assert len(set(wanted.values())) == 6
+  # Before the checkpoint of step 4: step 4 is done a second time.
+  first, none, _ = launch('cut', on_step=_kill_at(4))
+  assert none is None and checkpoint.steps(tmp_path / 'cut')[-1] == 3
+  second, again, _ = launch('cut')
+  assert sorted(_losses(second)) == [4, 5, 6]
+  # Bit for bit, data order included: nothing here is allowed to be close.
+  assert _losses(first) | _losses(second) == wanted
+  jax.tree.map(np.testing.assert_array_equal, again.state, finished.state)
+
+
+def test_sigterm_writes_a_checkpoint_and_ends_the_run(launch, tmp_path):
+  before = signal.getsignal(signal.SIGTERM)
+  late = dataclasses.replace(_TRAIN, checkpoint_minutes=60.0)
+
+  def terminate(step):
+    if step == 2:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  rows, finished, drafts = launch('stopped', train=late, on_step=terminate)
+  assert finished.reason == 'stopped'
+  assert max(_losses(rows)) == 2
+  assert checkpoint.steps(tmp_path / 'stopped') == [2]
+  assert len(drafts) == 1
+  assert signal.getsignal(signal.SIGTERM) is before
+  rows, finished, _ = launch('stopped', train=late)
+  assert finished.reason == 'done'
+  assert sorted(_losses(rows)) == [3, 4, 5, 6]
+
+
+def test_a_number_that_is_not_finite_stops_the_run_and_is_named(
+    launch, program, tmp_path
+):
+  class Broken:
+    init, measure = program.init, program.measure
+
+    def update(self, state, frozen, batch):
+      state, found = program.update(state, frozen, batch)
+      if int(state.step) == 3:
+        found['gradient_norm'] = np.float32('inf')
+      return state, found
+
+  with pytest.raises(
+      UserError, match=r'train/gradient_norm is inf at step 3; .* is step 2\.'
+  ) as error:
+    launch('broken', program=Broken())
+  assert '\n' not in str(error.value)
+  assert checkpoint.steps(tmp_path / 'broken')[-1] == 2
+
+
+def test_held_out_text_is_measured_before_between_and_after(launch):
+  rows, finished, drafts = launch('measured')
+  measured = [r for r in rows if 'train/alpha_heldout' in r]
+  assert [r['train/step'] for r in measured] == [0, 3, 6]
+  for name in (
+      'train/alpha_heldout_1',
+      'train/alpha_heldout_2',
+      'train/text/alpha_heldout',
+      'train/code/alpha_heldout_2',
+  ):
+    assert all(0 < r[name] < 1 for r in measured)
+  assert finished.metrics['train/alpha_heldout'] == (
+      measured[-1]['train/alpha_heldout']
+  )
+  assert finished.metrics['train/tokens_per_s'] > 0
+  # One a step, and the last of them is what the run ended with.
+  jax.tree.map(np.testing.assert_array_equal, drafts[-1], finished.state.params)
+
+
+def test_another_run_is_not_gone_on_with(launch, tmp_path):
+  launch('mine', on_step=_kill_at(2))
+  with pytest.raises(UserError, match=r'config\.seed=0, this one has 1'):
+    launch('mine', identity={'config.seed': 1})
+  assert loop.last_step(tmp_path / 'nothing', {}) is None
