@@ -70,6 +70,7 @@ def test_a_saved_draft_and_its_hybrid_say_what_plain_decoding_says(hidden):
   assert model.engine(hybrid).weights is model.engine().weights
 
 
+@pytest.mark.slow
 def test_a_draft_that_reads_tokens_alone_is_an_lm(tmp_path):
   config = _config(inputs='tokens', embedding='own', head='shared')
   path = _save(tmp_path / 'd', config)
@@ -81,6 +82,7 @@ def test_a_draft_that_reads_tokens_alone_is_an_lm(tmp_path):
   assert got.generation.token_ids == plain.generation.token_ids
 
 
+@pytest.mark.slow
 def test_a_draft_in_int8_changes_no_token(hidden):
   settings = dict(max_new_tokens=20, stop_ids=())
   model = _load(hidden, dtype='int8')

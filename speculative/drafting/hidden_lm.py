@@ -134,7 +134,7 @@ class HiddenLm:
         params,
         tokens_BT,
         kv_cache.rollback(drafter_state.cache, start_B),
-        hidden_BTD=drafter_state.hidden_BTD,
+        hidden_BTD=self._placed(drafter_state.hidden_BTD),
     )
     # A row that is done has read nothing new, and drafts nothing that counts.
     last_B = jnp.maximum(state.seq_len_B - 1 - start_B, 0)

@@ -35,7 +35,10 @@ def _product(
 def _rounding_product(
     x_BTD: jax.Array, weight_FD: jax.Array, precision: Precision
 ) -> jax.Array:
-  """As `_product`; its gradients are products of the same two formats."""
+  """As `_product`; the gradient by x is a product of the same formats.
+
+  That by the weight sums over all rows and stays wide: it is no faster rounded.
+  """
   return _product(x_BTD, weight_FD, precision)
 
 
@@ -45,13 +48,13 @@ def _keep(x_BTD, weight_FD, precision):
 
 def _pull_back(precision, kept, gradient_BTF):
   x_BTD, weight_FD = kept
-  gradient_BTF = gradient_BTF.astype(weight_FD.dtype)
   formats = {
       'precision': precision.matmul,
       'preferred_element_type': jnp.float32,
   }
-  by_x_BTD = jnp.einsum('BTF,FD->BTD', gradient_BTF, weight_FD, **formats)
   by_weight_FD = jnp.einsum('BTF,BTD->FD', gradient_BTF, x_BTD, **formats)
+  gradient_BTF = gradient_BTF.astype(weight_FD.dtype)
+  by_x_BTD = jnp.einsum('BTF,FD->BTD', gradient_BTF, weight_FD, **formats)
   return by_x_BTD.astype(x_BTD.dtype), by_weight_FD.astype(weight_FD.dtype)
 
 

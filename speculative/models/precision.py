@@ -23,9 +23,9 @@ class Precision:
     dtype: of weights, of matrix inputs and of the KV cache.
     activations: of what a product returns and of the residual stream.
     min_rows: fewest rows a product may have; fewer are padded up to it.
-    gradients: 'as products' rounds what comes back through a product to the
+    gradients: 'as products' rounds what goes back through a product to the
       dtype of its inputs, 'wide' leaves it in that of activations, which makes
-      the products of training slow ones of float32.
+      slow float32 products of bfloat16 ones.
   """
 
   dtype: str = 'float32'

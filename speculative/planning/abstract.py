@@ -19,8 +19,10 @@ from speculative.decoding.config import DecodeConfig
 from speculative.decoding.loop import Carry
 from speculative.decoding.loop import Step
 from speculative.decoding.loop import Weights
+from speculative.models import draft as draft_lib
 from speculative.models import kv_cache
 from speculative.models import params as params_lib
+from speculative.models.draft import DraftModel
 from speculative.models.kv_cache import KVCache
 from speculative.models.params import Params
 from speculative.models.params import ParamSpec
@@ -44,6 +46,35 @@ def params(model: Transformer) -> Params:
         name: _stacked(leaf, model.config.num_layers)
         for name, leaf in built['layers'][0].items()
     }
+  return built
+
+
+def draft_params(model: DraftModel, target: Params) -> Params:
+  """Returns the params of a draft that leans on a target.
+
+  Args:
+    model: the draft; its head is its own, or holds a part of the tokens.
+    target: structs of the target's params.
+  """
+  config, sharding = model.config, model.placement.sharding
+  dtype = model.precision.param_dtype
+
+  def leaf(name: str, spec: ParamSpec, dtype: jnp.dtype) -> Struct:
+    del name
+    return Struct(spec.shape, dtype, sharding=sharding(spec.axes))
+
+  built = params_lib.build_tree(draft_lib.declare(config), dtype, leaf)
+  built[draft_lib.HEAD_IDS] = Struct(
+      (config.head_size,), jnp.int32, sharding=sharding()
+  )
+  if config.embedding == 'shared':
+    built['embed'] = target['embed']
+  if config.head == 'shared':
+    built['head'] = Struct(
+        (config.head_size, config.target_dim),
+        dtype,
+        sharding=sharding(('vocab', 'embed')),
+    )
   return built
 
 
@@ -103,7 +134,7 @@ def carry(
     batch: int,
     prompt_len: int,
     max_seq_len: int,
-    draft: Transformer | None = None,
+    draft: Transformer | DraftModel | None = None,
     log_probs: str = 'none',
 ) -> Carry:
   """Returns what the loop carries.

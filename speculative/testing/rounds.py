@@ -16,9 +16,13 @@ from speculative.decoding.loop import Carry
 from speculative.decoding.loop import Step
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting.hidden_lm import HiddenLm
 from speculative.drafting.lm import Lm
 from speculative.drafting.lookup import Lookup
 from speculative.models.config import TransformerConfig
+from speculative.models.draft import DraftConfig
+from speculative.models.draft import DraftModel
+from speculative.models.params import Params
 from speculative.models.precision import Precision
 from speculative.models.transformer import Transformer
 from speculative.planning import abstract
@@ -33,7 +37,8 @@ class Setting:
 
   Attributes:
     target: the target's shapes.
-    draft: the draft's; None for prompt look-up.
+    draft: the draft's, of a model by itself or of one that reads the target's
+      hidden states; None for prompt look-up.
     num_draft_tokens: J; 0 is plain decoding.
     logits: 'split' or 'gathered' while sampling.
     layout: of both models' layers.
@@ -45,7 +50,7 @@ class Setting:
   """
 
   target: TransformerConfig
-  draft: TransformerConfig | None = None
+  draft: TransformerConfig | DraftConfig | None = None
   num_draft_tokens: int = 2
   logits: str = 'gathered'
   layout: str = 'unrolled'
@@ -127,9 +132,8 @@ def compile_round(setting: Setting, mesh: Mesh | None) -> Round:
     The Round.
   """
   step, draft = _step(setting, mesh)
-  weights = Weights(
-      abstract.params(step.model), abstract.params(draft) if draft else None
-  )
+  target_params = abstract.params(step.model)
+  weights = Weights(target_params, _draft_params(draft, target_params))
   carry = abstract.carry(
       step,
       weights,
@@ -153,6 +157,14 @@ def compile_round(setting: Setting, mesh: Mesh | None) -> Round:
   )
 
 
+def _draft_params(
+    draft: Transformer | DraftModel | None, target: Params
+) -> Params | None:
+  if isinstance(draft, DraftModel):
+    return abstract.draft_params(draft, target)
+  return abstract.params(draft) if draft else None
+
+
 def _options(mesh: Mesh | None) -> dict[str, Any]:
   """Spares a CPU the machine code of a program that is not run."""
   platform = 'cpu' if mesh is None else mesh.devices.flat[0].platform
@@ -160,13 +172,18 @@ def _options(mesh: Mesh | None) -> dict[str, Any]:
 
 
 def _model(
-    setting: Setting, config: TransformerConfig, mesh: Mesh | None, shards: int
-) -> Transformer:
+    setting: Setting,
+    config: TransformerConfig | DraftConfig,
+    mesh: Mesh | None,
+    shards: int,
+) -> Transformer | DraftModel:
   placement = Placement()
   if mesh is not None:
     placement = sharding.place(
         mesh, config.axis_sizes, shards=shards, logits=setting.logits
     )
+  if isinstance(config, DraftConfig):
+    return DraftModel(config, setting.precision, placement=placement)
   return Transformer(
       config,
       precision=setting.precision,
@@ -177,7 +194,7 @@ def _model(
 
 def _step(
     setting: Setting, mesh: Mesh | None
-) -> tuple[Step, Transformer | None]:
+) -> tuple[Step, Transformer | DraftModel | None]:
   """Returns the step and the draft model, if there is one."""
   target = _model(setting, setting.target, mesh, 0)
   num = setting.num_draft_tokens
@@ -186,5 +203,6 @@ def _step(
   if setting.draft is None:
     return Speculative(target, Lookup(num_draft_tokens=num)), None
   draft = _model(setting, setting.draft, mesh, setting.shards)
-  lm = Lm(draft, num_draft_tokens=num, vocab_size=setting.target.vocab_size)
+  kind = HiddenLm if isinstance(draft, DraftModel) else Lm
+  lm = kind(draft, num_draft_tokens=num, vocab_size=setting.target.vocab_size)
   return Speculative(target, lm), draft

@@ -269,7 +269,7 @@ class Program:
     )
     metrics = {
         'loss': loss,
-        'gradient_norm': optax.global_norm(gradient),
+        'gradient_norm': _norm(gradient),
         'tokens': (batch.document_BT > 0).sum(),
     }
     for name, sum_K in sums.items():
@@ -324,6 +324,11 @@ def _sums(mix: Mix, result: losses.Result, weight_KBT) -> Metrics:
       name: jnp.where(weight_KBT > 0, x_KBT * weight_KBT, 0.0).sum((1, 2))
       for name, x_KBT in each.items()
   }
+
+
+def _norm(tree: Params) -> jax.Array:
+  """Returns the Euclidean norm of all leaves together."""
+  return jnp.sqrt(sum((x * x).sum() for x in jax.tree.leaves(tree)))
 
 
 def _chain(x_KBT: jax.Array) -> jax.Array:

@@ -142,6 +142,7 @@ def _oracle_laws(config, params, target, text, drafted, **warping):
   return np.stack(laws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'name, verifier, min_rows',
     [
@@ -200,7 +201,12 @@ def _engines(config, target, num_draft_tokens=_J, rule='token'):
 
 
 @pytest.mark.parametrize(
-    'name, num_draft_tokens', [('hidden', 1), ('hidden', 4), ('tokens', 2)]
+    'name, num_draft_tokens',
+    [
+        pytest.param('hidden', 1, marks=pytest.mark.slow),
+        ('hidden', 4),
+        pytest.param('tokens', 2, marks=pytest.mark.slow),
+    ],
 )
 def test_greedy_output_equals_plain_token_for_token(
     target, name, num_draft_tokens
@@ -245,6 +251,7 @@ def test_two_tokens_follow_the_target_whatever_is_drafted(target, rule):
   assert chi_square.p_value(counts, law_VV) > 1e-6
 
 
+@pytest.mark.slow
 def test_a_row_says_the_same_alone_and_in_a_batch(target):
   _, fast = _engines(_HIDDEN, target)
   config = DecodeConfig(max_new_tokens=20, temperature=0.9, top_p=0.95)

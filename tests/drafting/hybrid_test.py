@@ -60,6 +60,7 @@ def _engine(name: str, target: dict, **step) -> Engine:
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _DRAFTS)
 def test_each_row_has_the_proposal_of_the_drafter_it_chose(target, name):
   """In every round, whoever drafted in the rounds before."""
@@ -90,6 +91,7 @@ def test_each_row_has_the_proposal_of_the_drafter_it_chose(target, name):
   assert 0 < num_found < num_rounds * len(_PROMPTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _DRAFTS)
 def test_the_draft_knows_the_text_after_rounds_that_were_looked_up(
     target, name

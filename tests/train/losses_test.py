@@ -140,7 +140,9 @@ def test_chunks_change_neither_the_loss_nor_its_gradient(mix):
       total += (losses.mixed(mix, found) * weight[k]).sum()
     return total
 
-  wanted, (by_hidden, by_head) = jax.value_and_grad(plain, (0, 1))(hidden, head)
+  wanted, (by_hidden, by_head) = jax.jit(jax.value_and_grad(plain, (0, 1)))(
+      hidden, head
+  )
   for chunks in (1, 3):
     found = _compare(mix, chunks)
     np.testing.assert_allclose(found.loss, wanted, rtol=1e-5)
