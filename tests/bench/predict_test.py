@@ -107,9 +107,9 @@ def test_the_best_length_is_that_of_the_theory(round_ms):
 
 
 def test_a_setting_is_judged_by_its_own_numbers():
-  # Drafting one token takes a tenth of what the long draft says a token takes.
+  # One drafted token takes a fiftieth of what the long draft says it takes.
   short = Times(1, 10.0, [9.0, 9.0, 9.0, 9.0], propose_ms=0.1, round_ms=10.1)
-  long = Times(3, 10.0, [9.0, 9.0, 9.0, 9.0], propose_ms=6.0, round_ms=16.0)
+  long = Times(3, 10.0, [9.0, 9.0, 9.0, 9.0], propose_ms=15.0, round_ms=25.0)
   rates = [Acceptance(0.9, [0.9] * n, 1.9, 4, 0.1) for n in (1, 3)]
   found = predict.best([short, long], rates)
   assert (found.num_draft_tokens, found.most) == (1, 3)
