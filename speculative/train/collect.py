@@ -7,6 +7,7 @@ decoding out, which would say the same again, and all but the first leave out
 texts that are documents as they are.
 """
 
+import collections
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
@@ -140,31 +141,26 @@ def drop_evaluated(
     Those that may stay, and the others with what they share.
 
   Raises:
-    UserError: If most of a file is evaluated.
+    UserError: If most of a file of prompts is evaluated.
   """
   clean, dropped = [], []
-  total: dict[str, int] = {}
   for start in starts:
-    file = _file_of(start.where)
-    total[file] = total.get(file, 0) + 1
     found = overlap.find(start.tokens, start.text)
     if found is None:
       clean.append(start)
     else:
       dropped.append((start, found))
-  for file, count in total.items():
-    evaluated = [f for s, f in dropped if _file_of(s.where) == file]
-    if len(evaluated) > _MOST_EVALUATED * count:
+  total = collections.Counter(start.prompt_file for start in starts)
+  evaluated = collections.Counter(start.prompt_file for start, _ in dropped)
+  for start, found in dropped:
+    file = start.prompt_file
+    if file and evaluated[file] > _MOST_EVALUATED * total[file]:
       raise UserError(
-          f'{file} is evaluated: {len(evaluated)} of its {count} texts are in '
-          f'{_file_of(evaluated[0].where)}; leave it out, a draft must not be '
-          'trained on it.'
+          f'{file} is evaluated: {evaluated[file]} of its {total[file]} '
+          f'prompts are held out, {start.where} in {found.where}; leave the '
+          'file out, a draft must not be trained on it.'
       )
   return clean, dropped
-
-
-def _file_of(where: str) -> str:
-  return where.rpartition('#' if '#' in where else ':')[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

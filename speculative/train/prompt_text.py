@@ -34,6 +34,7 @@ class Start:
     domain: what kind of text it is.
     kind: 'prompt', which the target goes on from, or 'plain', a document as it
       is.
+    prompt_file: the file of prompts it is from; '' where it is cut from text.
   """
 
   where: str
@@ -41,6 +42,7 @@ class Start:
   tokens: tuple[int, ...]
   domain: str
   kind: str = 'prompt'
+  prompt_file: str = ''
 
 
 def split_name(source: str) -> tuple[str, str]:
@@ -126,7 +128,15 @@ def from_prompts(
     for where, prompt in found:
       kind = 'code' if prompt.chat_template == 'no' else 'chat'
       tokens = tuple(encode(prompt.text, prompt.chat_template))
-      starts.append(Start(where, prompt.text, tokens, domain or kind))
+      starts.append(
+          Start(
+              where=where,
+              text=prompt.text,
+              tokens=tokens,
+              domain=domain or kind,
+              prompt_file=path,
+          )
+      )
   return starts
 
 

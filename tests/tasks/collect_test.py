@@ -89,16 +89,16 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_text(
 
 @pytest.mark.slow
 def test_evaluated_text_is_left_out_and_reported(run, tmp_path):
-  (tmp_path / 'a.py').write_text(('x = 1\n' * 40 + _PLANTED + '\n') * 2)
+  (tmp_path / 'a.py').write_text('x = 1\n' * 200 + _PLANTED + '\n')
   _write(tmp_path / 'held.jsonl', [{'prompt': 'p', 'test': _PLANTED}])
   found = run(
       prompts=(),
-      texts=(f'{tmp_path}/a.py', f'{tmp_path}/some.jsonl'),
+      texts=(f'{tmp_path}/a.py',),
       text_use='plain',
       text_tokens=60,
       held_out=(f'{tmp_path}/held.jsonl',),
   )
-  assert found['collect/contaminated_prompts'] > 0
+  assert found['collect/contaminated_prompts'] == 1
   assert found['collect/contaminated_documents'] == 0
   assert found['collect/documents'] > 2
   report = (tmp_path / 'run/collect.md').read_text()

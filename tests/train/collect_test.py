@@ -16,7 +16,8 @@ _DECODE = DecodeConfig(max_new_tokens=8, max_seq_len=64)
 
 
 def _start(name, text='some text', kind='prompt'):
-  return Start(name, text, tuple(_TOKENIZER.encode(text)), 'code', kind)
+  tokens = tuple(_TOKENIZER.encode(text))
+  return Start(name, text, tokens, 'code', kind, name.partition(':')[0])
 
 
 def _plan(num=5, *, temperatures=(0.0, 1.0), num_documents=0, plain=0, seed=0):
@@ -97,8 +98,14 @@ def test_evaluated_prompts_are_dropped_one_by_one():
 
 def test_a_file_that_is_evaluated_is_refused():
   starts = [_start('a:1', 'clean, this one'), _start('b:1', 'what is bbbbbb?')]
-  with pytest.raises(UserError, match='b is evaluated: 1 of its 1 texts.*held'):
+  with pytest.raises(UserError, match='b is evaluated: 1 of its 1 prompts'):
     collect.drop_evaluated(starts, _overlap('what is bbbbbb?'))
+
+
+def test_a_piece_of_text_is_dropped_without_refusing_its_file():
+  start = Start('t#0', 'what is bbbbbb?', (1,), 'code', 'prompt')
+  clean, dropped = collect.drop_evaluated([start], _overlap('what is bbbbbb?'))
+  assert (len(clean), len(dropped)) == (0, 1)
 
 
 class _Roller:
