@@ -106,20 +106,13 @@ def init_params(
     if config.head == 'own':
       head = target['head'] if 'head' in target else target['embed']
       params['head'] = head[head_ids]
-  arrays = dict(params_lib.flatten(params))
-  return params_lib.build_tree(
-      specs,
-      jnp.float32,
-      lambda name, spec, dtype: _put(model, arrays[name], spec, dtype),
-  )
-
-
-def _put(model, array, spec, dtype) -> jax.Array:
-  """Returns a copy of an array where the draft wants it.
-
-  Never the array itself: the state is donated, and the target stays.
-  """
-  axes = spec.axes
+  # A copy of everything: the state is donated, and the target stays.
   return jax.jit(
-      lambda x: model.placement.constrain(x.astype(dtype) + 0, axes)
-  )(array)
+      lambda params: jax.tree.map(
+          lambda x, spec: model.placement.constrain(
+              x.astype(jnp.float32) + 0, spec.axes
+          ),
+          params,
+          specs,
+      )
+  )(params)

@@ -1,6 +1,7 @@
 import dataclasses
 import os
 import signal
+import types
 
 import jax
 import numpy as np
@@ -56,8 +57,19 @@ def program():
   return Program(_TRAIN, _MODEL, num_domains=2)
 
 
+@pytest.fixture(scope='module')
+def start_of(target):
+  """What is frozen, and the weights to start from."""
+  ids_W = np.arange(13, dtype=np.int32)
+  params = start.init_params(
+      jax.random.key(0), _MODEL, target=target.params, head_ids=ids_W
+  )
+  frozen = start.freeze(_MODEL, ids_W, target.params, keep='shared')
+  return frozen, params
+
+
 @pytest.fixture
-def launch(store, target, program, tmp_path):
+def launch(store, start_of, program, tmp_path):
   """Starts a run, or goes on with it; returns its metrics and the Finished."""
 
   def call(directory, *, train=_TRAIN, on_step=None, identity=None, **changed):
@@ -68,13 +80,13 @@ def launch(store, target, program, tmp_path):
       if on_step is not None and 'train/loss' in row:
         on_step(row['train/step'])
 
-    ids_W = np.arange(13, dtype=np.int32)
+    frozen, params = start_of
     packer = {'batch_size': 2, 'seq_len': 8, 'seed': 0}
     run = loop.Run(
         config=train,
         identity=identity or {'config.seed': 0},
         program=program,
-        frozen=start.freeze(_MODEL, ids_W, target.params, keep='shared'),
+        frozen=frozen,
         train=Packer(store, np.arange(4), **packer),
         held_out=Packer(store, np.arange(4, 6), **packer),
         domains=('text', 'code'),
@@ -82,9 +94,6 @@ def launch(store, target, program, tmp_path):
         checkpoints=tmp_path / directory,
         on_metrics=on_metrics,
         on_checkpoint=drafts.append,
-    )
-    params = start.init_params(
-        jax.random.key(0), _MODEL, target=target.params, head_ids=ids_W
     )
     try:
       finished = loop.run(dataclasses.replace(run, **changed), params)
@@ -144,19 +153,19 @@ def test_sigterm_writes_a_checkpoint_and_ends_the_run(launch, tmp_path):
 def test_a_number_that_is_not_finite_stops_the_run_and_is_named(
     launch, program, tmp_path
 ):
-  class Broken:
-    init, measure = program.init, program.measure
+  def update(state, frozen, batch):
+    state, found = program.update(state, frozen, batch)
+    if int(state.step) == 3:
+      found['gradient_norm'] = np.float32('inf')
+    return state, found
 
-    def update(self, state, frozen, batch):
-      state, found = program.update(state, frozen, batch)
-      if int(state.step) == 3:
-        found['gradient_norm'] = np.float32('inf')
-      return state, found
-
+  broken = types.SimpleNamespace(
+      init=program.init, measure=program.measure, update=update
+  )
   with pytest.raises(
       UserError, match=r'train/gradient_norm is inf at step 3; .* is step 2\.'
   ) as error:
-    launch('broken', program=Broken())
+    launch('broken', program=broken)
   assert '\n' not in str(error.value)
   assert checkpoint.steps(tmp_path / 'broken')[-1] == 2
 
