@@ -159,6 +159,7 @@ def _one(batch: Batch) -> Batch:
   return jax.tree.map(lambda x: x[None], batch)
 
 
+@pytest.mark.slow
 def test_losses_fall_and_alpha_rises(get_alone, batch):
   case = get_alone()
   found = [case.update(_one(batch)) for _ in range(40)]
@@ -170,6 +171,7 @@ def test_losses_fall_and_alpha_rises(get_alone, batch):
   assert int(case.state.step) == 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mesh', [(2, 4), (8, 1)])
 def test_losses_agree_between_meshes(get_alone, params, batch, mesh):
   alone, spread = get_alone(), _started(params, mesh=mesh)
@@ -185,6 +187,7 @@ def test_losses_agree_between_meshes(get_alone, params, batch, mesh):
   assert spread.program.update._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_gradients_are_summed_as_if_the_batches_were_one(get_alone, batch):
   # Unequal numbers of tokens that count in the parts.
   weight_BT = batch.weight_BT.copy()
@@ -200,6 +203,7 @@ def test_gradients_are_summed_as_if_the_batches_were_one(get_alone, batch):
       np.testing.assert_allclose(found[name], row[name], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_target_that_scores_the_text_now_says_what_a_store_would(
     get_alone, params, batch
 ):
@@ -211,6 +215,7 @@ def test_a_target_that_scores_the_text_now_says_what_a_store_would(
       np.testing.assert_allclose(found[name], wanted[name], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_loss(params, batch):
   """By finite differences along the gradient itself."""
   train = dataclasses.replace(_TRAIN, chunk_logits=1)
@@ -240,6 +245,7 @@ def test_the_gradient_is_that_of_the_loss(params, batch):
   np.testing.assert_allclose((there - back) / (2 * step), squared, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_bfloat16_products_train_float32_weights(get_alone, params, batch):
   train = dataclasses.replace(_TRAIN, dtype='bfloat16')
   case = _started(params, train=train)
