@@ -8,8 +8,9 @@ Python's library, to go on from: imports, signature, docstring. DIR/turns.jsonl
 holds the beginning of a user's turn in ChatML, again and again: sampled from an
 instruction model, each becomes a question that this model finds likely
 (arXiv:2406.08464), without any data set; --turns names what the task `generate`
-wrote of them, and DIR/chat.jsonl holds the questions. Problems in the layout of MBPP (fields
-text, code, test_list; CC BY 4.0) go to code.jsonl as heads of their own.
+wrote of them, and DIR/chat.jsonl holds the questions. Problems in the layout of
+MBPP (fields text, code, test_list; CC BY 4.0) go to code.jsonl as heads of
+their own.
 """
 
 import ast
