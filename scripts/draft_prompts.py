@@ -1,14 +1,16 @@
 """Writes prompts to train a draft on, from the Python standard library.
 
   python scripts/draft_prompts.py --out=DIR [--num-turns=4000] \\
-    [--problems=mbpp.jsonl]
+    [--problems=mbpp.jsonl] [--turns=outputs.jsonl]
 
 DIR/code.jsonl holds the head of every documented function of the running
 Python's library, to go on from: imports, signature, docstring. DIR/turns.jsonl
 holds the beginning of a user's turn in ChatML, again and again: sampled from an
 instruction model, each becomes a question that this model finds likely
-(arXiv:2406.08464), without any data set. Problems in the layout of MBPP (fields
-text, code, test_list; CC BY 4.0) go to code.jsonl as heads of their own.
+(arXiv:2406.08464), without any data set; --turns names what the task `generate`
+wrote of them, and DIR/chat.jsonl holds the questions. Problems in the layout of
+MBPP (fields text, code, test_list; CC BY 4.0) go to code.jsonl as heads of
+their own.
 """
 
 import ast
@@ -26,6 +28,7 @@ from absl import flags
 _OUT = flags.DEFINE_string('out', None, 'Directory to write to.')
 _TURNS = flags.DEFINE_integer('num-turns', 4_000, 'Lines of turns.jsonl.')
 _PROBLEMS = flags.DEFINE_string('problems', '', 'JSONL file of problems.')
+_SAMPLED = flags.DEFINE_string('turns', '', 'outputs.jsonl of turns.jsonl.')
 _SYSTEM = flags.DEFINE_string(
     'system',
     'You are a helpful AI assistant named SmolLM, trained by Hugging Face',
@@ -35,6 +38,9 @@ _SYSTEM = flags.DEFINE_string(
 # Of a head; shorter ones say too little, longer ones fill a prompt.
 _LEAST_CHARS = 60
 _MOST_CHARS = 700
+# Of a question; a longer one has likely not come to its end.
+_LEAST_QUESTION = 12
+_MOST_QUESTION = 600
 _SKIPPED = (
     'test',
     'tests',
@@ -93,16 +99,25 @@ def _problems(path: pathlib.Path) -> Iterator[str]:
     yield f'{imports}{found[0].rstrip()}\n{doc}\n'
 
 
-def _write(path: pathlib.Path, prompts: list[str]) -> None:
+def _questions(path: pathlib.Path) -> Iterator[str]:
+  seen = set()
+  for line in path.read_text(encoding='utf-8').splitlines():
+    text = json.loads(line)['text'].strip()
+    if text not in seen and _LEAST_QUESTION <= len(text) <= _MOST_QUESTION:
+      seen.add(text)
+      yield text
+
+
+def _write(path: pathlib.Path, field: str, prompts: list[str]) -> None:
   beside = path.with_name(f'.{path.name}.partial')
-  rows = [json.dumps({'prompt': prompt}) + '\n' for prompt in prompts]
+  rows = [json.dumps({field: prompt}) + '\n' for prompt in prompts]
   beside.write_text(''.join(rows), encoding='utf-8')
   os.replace(beside, path)
   print(f'{path}: {len(prompts)} prompts')
 
 
 def main(argv: list[str]) -> None:
-  """Writes both files."""
+  """Writes the files."""
   if len(argv) > 1 or not _OUT.value:
     raise app.UsageError('--out is missing; name a directory.')
   out = pathlib.Path(_OUT.value).expanduser()
@@ -110,9 +125,12 @@ def main(argv: list[str]) -> None:
   code = list(_library())
   if _PROBLEMS.value:
     code += _problems(pathlib.Path(_PROBLEMS.value).expanduser())
-  _write(out / 'code.jsonl', code)
+  _write(out / 'code.jsonl', 'prompt', code)
   turn = f'<|im_start|>system\n{_SYSTEM.value}<|im_end|>\n<|im_start|>user\n'
-  _write(out / 'turns.jsonl', [turn] * _TURNS.value)
+  _write(out / 'turns.jsonl', 'prompt', [turn] * _TURNS.value)
+  if _SAMPLED.value:
+    found = _questions(pathlib.Path(_SAMPLED.value).expanduser())
+    _write(out / 'chat.jsonl', 'question', list(found))
 
 
 if __name__ == '__main__':
