@@ -44,16 +44,15 @@ def draw(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
   drawing = figure.Figure(figsize=(9, 4), layout='constrained')
   left, right = drawing.subplots(1, 2)
-  for name, label in (('loss', 'training'), ('loss_heldout', 'held out')):
+  for name, label in (('loss_1', 'training'), ('loss_heldout', 'held out')):
     steps, values = _series(rows, f'train/{name}')
     left.plot(steps, values, label=label)
-  left.set(xlabel='step', ylabel='loss')
+  left.set(xlabel='step', ylabel='loss of the first drafted token')
   names = {
       name
       for row in rows
       for name in row
-      if name.rsplit('/', 1)[-1].startswith('alpha_heldout')
-      and name != 'train/alpha_heldout'
+      if name.rsplit('/', 1)[-1].startswith('alpha_heldout_')
   }
   for name in sorted(names):
     steps, values = _series(rows, name)

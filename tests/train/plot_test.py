@@ -5,7 +5,7 @@ from speculative.train import plot
 
 _ROWS = [
     {'train/step': 0, 'train/alpha_heldout_1': 0.1, 'train/loss_heldout': 3.0},
-    {'train/step': 1, 'train/loss': 2.5},
+    {'train/step': 1, 'train/loss_1': 2.5},
     {'train/step': 2, 'train/alpha_heldout_1': 0.2, 'train/loss_heldout': 2.0},
 ]
 
