@@ -1,4 +1,4 @@
-"""What does SmolLM2 itself write? Text to train a draft for it on.
+"""What does SmolLM2 write, for a draft to learn from?
 
   python -m speculative.run --config=configs/collect_smollm2.py --workdir=DIR \\
     --config.collect.prompts="('mine.jsonl',)" \\

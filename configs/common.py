@@ -146,7 +146,7 @@ def get_config() -> config_dict.ConfigDict:
   config.collect.num_documents = 0
   # Rows decoded at once, and documents of a shard.
   config.collect.batch_size = 64
-  config.collect.shard_documents = 256
+  config.collect.shard_documents = 512
   # Files that drafts will be evaluated on, or 'none': what overlaps with them
   # in so many tokens or words on end is left out.
   config.collect.held_out = ()

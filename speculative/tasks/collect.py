@@ -11,6 +11,7 @@ from ml_collections import config_dict
 
 from speculative import api
 from speculative import config as config_lib
+from speculative.checkpoints import draft_dir
 from speculative.decoding.config import DecodeConfig
 from speculative.errors import UserError
 from speculative.tasks import collect_report
@@ -251,7 +252,7 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   writer = store_lib.Writer(
       store,
       tokenizer=prepared.model.tokenizer.fingerprint,
-      mark=score.mark(weights.target),
+      mark=draft_dir.mark(weights.target['final_norm']),
       domains=sorted({start.domain for start in prepared.plan.starts}),
       about=_about(config, prepared.plan),
   )

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import functools
-import hashlib
 
 import jax
 from jax import numpy as jnp
@@ -26,16 +25,6 @@ from speculative.train.store import Store
 # Tokens of one pass, about, and of one product with the head.
 _TOKENS_PER_PASS = 2048
 _TOKENS_PER_HEAD = 256
-
-
-def mark(params: Params) -> str:
-  """Returns what a target is known by: hex SHA-256 of its final norm.
-
-  Args:
-    params: of the target.
-  """
-  final_norm_D = np.asarray(jax.device_get(params['final_norm']), np.float32)
-  return hashlib.sha256(final_norm_D.tobytes()).hexdigest()
 
 
 @functools.partial(jax.jit, static_argnames=('model',))

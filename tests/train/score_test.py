@@ -62,7 +62,7 @@ def test_scores_are_those_of_single_passes(target, monkeypatch):
 
 def test_a_shard_is_scored_in_its_own_order(target, tmp_path):
   model, params = target
-  writer = store.Writer(tmp_path, tokenizer='t', mark=score.mark(params))
+  writer = store.Writer(tmp_path, tokenizer='t')
   writer.add([Document(tokens) for tokens in _texts()])
   writer.add([])
   for shard in (0, 1):
@@ -87,11 +87,3 @@ def test_padding_ids_have_no_probability(target):
   np.testing.assert_allclose(
       log_norm, jax.nn.logsumexp(logits[:, :9], axis=-1), rtol=0.02, atol=0.05
   )
-
-
-def test_two_targets_have_two_marks(key):
-  marks = {
-      score.mark(tiny.init(jax.random.fold_in(key, i), tiny.TARGET))
-      for i in (0, 1)
-  }
-  assert len(marks) == 2
