@@ -248,7 +248,10 @@ _FROM_DATA = {'generate.prompt': 'from data'}
         ({'drafter.min_ngram': 5}, ['min_ngram=5', 'max_ngram=4']),
         (
             {'task': 'generat'},
-            ["'generat'", 'benchmark, collect, generate, plan, train_draft, verify'],
+            [
+                "'generat'",
+                'benchmark, collect, generate, plan, train_draft, verify',
+            ],
         ),
         ({'task': 'verify', 'drafter.kind': 'none'}, ['config.drafter.kind']),
         (
