@@ -217,7 +217,7 @@ def _builtin_store(path: pathlib.Path, tokenizer: base.Tokenizer) -> Store:
 
 
 def _split(store: Store, train: TrainConfig, seed: int) -> Split:
-  split = data.split(store.num_documents, seed=seed, every=train.hold_out_every)
+  split = data.split(data.groups(store), seed=seed, every=train.hold_out_every)
   lens = store.lens()
   for name, documents in (
       ('train on', split.train),

@@ -94,7 +94,8 @@ class TrainConfig:
     dtype: of products; weights are kept in float32.
     remat: 'steps' computes activations again instead of keeping them.
     chunk_logits: most float32 logits that exist at once on a device.
-    hold_out_every: one in so many documents is never trained on.
+    hold_out_every: one in so many prompts, with all answers to it, is never
+      trained on; of documents without a prompt one in so many.
     eval_every: updates between two measurements on those.
     eval_batches: passes of such a measurement.
     log_every: updates between two lines of metrics.

@@ -17,6 +17,7 @@ run would have seen.
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
+import hashlib
 
 import flax.struct
 import jax
@@ -74,9 +75,12 @@ class Position:
 
 def _hash(seed: int, stream: int, epoch: int, count: int) -> np.ndarray:
   """Returns uint64 [count], well mixed; the same on every machine."""
-  x = np.arange(count, dtype=np.uint64)
-  for word in (seed % 2**64, stream, epoch):
-    x = _mix(x ^ _mix(np.full(1, word, np.uint64)))
+  return _stir(np.arange(count, dtype=np.uint64), seed, stream, epoch)
+
+
+def _stir(x: np.ndarray, *words: int) -> np.ndarray:
+  for word in words:
+    x = _mix(x ^ _mix(np.full(1, word % 2**64, np.uint64)))
   return x
 
 
@@ -101,17 +105,35 @@ class Split:
   held_out: np.ndarray
 
 
-def split(num_documents: int, *, seed: int, every: int) -> Split:
-  """Holds out one document in `every`, whatever comes after it in the store.
+def groups(store: Store) -> np.ndarray:
+  """Returns uint64 [documents], equal for answers to the same prompt.
 
   Args:
-    num_documents: of the store.
-    seed: of the choice.
-    every: how rare held-out documents are.
+    store: the text; what has no prompt is its own.
   """
-  ranks = _hash(seed, _SPLIT, 0, num_documents)
+  found = np.zeros(store.num_documents, np.uint64)
+  for i in range(store.num_documents):
+    document = store.document(i)
+    said = document.tokens[: document.prompt_len or None].astype('<u4')
+    digest = hashlib.blake2b(said.tobytes(), digest_size=8).digest()
+    found[i] = int.from_bytes(digest, 'little')
+  return found
+
+
+def split(groups: np.ndarray, *, seed: int, every: int) -> Split:
+  """Holds out one group of documents in `every`.
+
+  All answers to a prompt stand on one side, whatever else is in the store:
+  otherwise a draft would be judged on what it has all but seen.
+
+  Args:
+    groups: uint64 [documents], of every document.
+    seed: of the choice.
+    every: how rare held-out groups are.
+  """
+  ranks = _stir(groups, seed, _SPLIT, 0)
   held = ranks % np.uint64(every) == 0
-  if num_documents >= 2 and held.all() == held.any():
+  if len(groups) >= 2 and held.all() == held.any():
     # So few that none, or all, would be held out.
     held = ranks == ranks.min()
   return Split(np.flatnonzero(~held), np.flatnonzero(held))

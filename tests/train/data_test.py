@@ -125,19 +125,35 @@ def test_once_ends_with_the_epoch_and_repeats_nothing(make_store):
 
 
 def test_held_out_documents_stay_held_out_when_the_store_grows():
-  small, large = (data.split(n, seed=0, every=10) for n in (400, 1000))
+  groups = data._hash(5, 0, 0, 1000)
+  small, large = (data.split(groups[:n], seed=0, every=10) for n in (400, 1000))
   assert set(small.held_out) == {i for i in large.held_out if i < 400}
   assert sorted([*large.train, *large.held_out]) == list(range(1000))
   assert 60 < len(large.held_out) < 140
-  other = data.split(1000, seed=1, every=10)
+  other = data.split(groups, seed=1, every=10)
   assert set(other.held_out) != set(large.held_out)
+
+
+def test_answers_to_one_prompt_are_on_one_side(make_store):
+  store = make_store([6, 6, 6, 4], prompt_lens=[3, 3, 3, 0])
+  found = data.groups(store)
+  same = [store.document(i).tokens[:3].tolist() for i in range(3)]
+  for i in range(3):
+    for j in range(3):
+      assert (found[i] == found[j]) == (same[i] == same[j])
+  groups = np.array([7, 8, 7, 9, 7, 8], np.uint64)
+  for seed in range(20):
+    sides = data.split(groups, seed=seed, every=2)
+    held = set(groups[sides.held_out])
+    assert not held & set(groups[sides.train])
 
 
 @pytest.mark.parametrize('num_documents', [2, 3, 5])
 def test_a_few_documents_have_at_least_one_on_either_side(num_documents):
   for seed in range(20):
     for every in (2, 100):
-      found = data.split(num_documents, seed=seed, every=every)
+      groups = np.arange(num_documents, dtype=np.uint64)
+      found = data.split(groups, seed=seed, every=every)
       assert len(found.train) and len(found.held_out)
 
 
