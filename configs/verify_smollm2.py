@@ -2,7 +2,7 @@
 
   python -m speculative.run --config=configs/verify_smollm2.py --workdir=DIR
 
-Verifies greedy decoding, four samplers and a mixed batch of them, each with
+Verifies greedy decoding, five samplers and a mixed batch of them, each with
 `lookup` and with an `lm` draft made of the target's own first 28 layers (of
 30), by token and by block verification. Variants:
 
@@ -40,6 +40,7 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
       'greedy',
       'T1',
       'T0.7_p0.9',
+      'T1_p0.5',
       'T0.8_k40_m0.05',
       'penalties',
       'mixed',
