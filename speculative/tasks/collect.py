@@ -13,6 +13,7 @@ from speculative import api
 from speculative import config as config_lib
 from speculative.checkpoints import draft_dir
 from speculative.decoding.config import DecodeConfig
+from speculative.decoding.engine import Engine
 from speculative.errors import UserError
 from speculative.tasks import collect_report
 from speculative.tasks import results
@@ -28,6 +29,7 @@ from speculative.train.collect import Plan
 from speculative.train.overlap import Found
 from speculative.train.overlap import Overlap
 from speculative.train.prompt_text import Start
+from speculative.train.recording import Recording
 from speculative.train.rolling import Roller
 
 NO_HELD_OUT = 'none'
@@ -286,6 +288,8 @@ def _make_roller(
   if not lens:
     return None
   engine = run.model.engine('none')
+  if config.collect.score == 'yes':
+    engine = Engine(Recording(engine.step.model), engine.weights)
   return Roller(
       engine,
       rolling.shape_of(
@@ -341,7 +345,7 @@ def _score(
     workdir: results.Workdir,
     stop: _Stop,
 ) -> dict[str, Any]:
-  """Scores the shards that are not; returns what it took."""
+  """Scores the shards that were not while they were written."""
   store = store_lib.open_store(writer.path)
   model = run.model.engine('none').step.model
   params = run.model.load_weights().target

@@ -209,15 +209,21 @@ def collect(
   answers = iter(roller.generate(requests, on_look=on_look) if requests else ())
   documents, dropped, num_new = [], [], 0
   for i, (start, _) in zip(span, drawn, strict=True):
-    tokens = np.array(start.tokens, np.int64)
-    prompt_len = 0
+    document = Document(np.array(start.tokens), domain=start.domain)
     if start.kind == 'prompt':
-      prompt_len, answer = len(tokens), next(answers)
-      num_new += len(answer)
-      tokens = np.concatenate([tokens, answer])
-    found = overlap and overlap.find(tokens, decode_text(tokens.tolist()))
+      answer = next(answers)
+      num_new += len(answer.tokens)
+      document = Document(
+          tokens=np.concatenate([document.tokens, answer.tokens]),
+          prompt_len=len(document.tokens),
+          domain=start.domain,
+          hidden=answer.hidden,
+          log_norm=answer.log_norm,
+      )
+    text = decode_text(document.tokens.tolist())
+    found = overlap and overlap.find(document.tokens, text)
     if found:
       dropped.append((i, start, found))
     else:
-      documents.append(Document(tokens, prompt_len, start.domain))
+      documents.append(document)
   return Batch(documents, dropped, num_new)

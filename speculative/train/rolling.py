@@ -29,6 +29,7 @@ from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.loop import Carry
 from speculative.decoding.loop import Step
+from speculative.train.recording import Record
 
 # Every slot is attended to, used or not, so their number is rounded finely: it
 # compiles one program, whatever the prompts.
@@ -48,6 +49,22 @@ class Request:
 
   prompt: Sequence[int]
   config: DecodeConfig
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Answer:
+  """What became of a request.
+
+  Attributes:
+    tokens: new ones.
+    hidden: bfloat16 [T, D] of prompt and new tokens, zero at the last one,
+      which has not been through the target; None where nothing is recorded.
+    log_norm: float32 [T], log V at the last one, as zero has it; see `hidden`.
+  """
+
+  tokens: np.ndarray
+  hidden: np.ndarray | None = None
+  log_norm: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +146,7 @@ class Roller:
     """Keeps both; nothing runs or compiles yet.
 
     Args:
-      engine: of plain decoding with unrolled layers.
+      engine: of plain decoding, recorded or not.
       shape: of the batch.
     """
     self._engine, self.shape = engine, shape
@@ -141,7 +158,7 @@ class Roller:
       requests: Sequence[Request],
       *,
       on_look: Callable[[int], None] | None = None,
-  ) -> list[np.ndarray]:
+  ) -> list[Answer]:
     """Decodes requests to their ends.
 
     Args:
@@ -149,9 +166,9 @@ class Roller:
       on_look: called now and then with the number of new tokens since.
 
     Returns:
-      The new tokens of every request.
+      An Answer a request.
     """
-    found: list[np.ndarray | None] = [None] * len(requests)
+    found: list[Answer | None] = [None] * len(requests)
     # Prompts of one length are read together: little padding, few programs.
     queue = sorted(
         range(len(requests)), key=lambda i: (len(requests[i].prompt), i)
@@ -172,6 +189,7 @@ class Roller:
           seen_B[row] = len(requests[i].prompt)
       tokens_BS, len_B, done_B = self._run()
       num_new = 0
+      record = None
       for row, holder in enumerate(holders):
         if holder < 0:
           continue
@@ -179,12 +197,30 @@ class Roller:
         seen_B[row] = len_B[row]
         if done_B[row]:
           start = len(requests[holder].prompt)
-          found[holder] = tokens_BS[row, start : len_B[row]].copy()
+          record = record or jax.device_get(self._carry.drafter_state)
+          found[holder] = self._answer(
+              tokens_BS[row, start : len_B[row]], record, row, int(len_B[row])
+          )
           holders[row] = -1
+      # A view of the buffer would have the next rounds copy it.
+      del record
       self.busy_rounds += int(num_new)
       if on_look is not None:
         on_look(int(num_new))
     return found
+
+  def _answer(
+      self, tokens: np.ndarray, record: Record | None, row: int, size: int
+  ) -> Answer:
+    if record is None:
+      return Answer(tokens.copy())
+    hidden = record.hidden_BSD[row, :size].copy()
+    log_norm = record.log_norm_BS[row, :size].copy()
+    # Zero has the logit 0 for every token.
+    model = self._engine.step.model
+    hidden[-1] = 0
+    log_norm[-1] = np.log(model.num_tokens or model.config.vocab_size)
+    return Answer(tokens.copy(), hidden, log_norm)
 
   def _put(self, tree):
     return self._engine.step.model.placement.put(tree)

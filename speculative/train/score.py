@@ -35,19 +35,32 @@ def _score(
   B, T = tokens_BT.shape
   out = model.forward(params, tokens_BT, model.init_cache(B, T + model.slack))
   hidden_BTD = out.hidden_BTD.astype(jnp.bfloat16)
+  return hidden_BTD, log_norm(model, params, hidden_BTD)
 
-  def norm(hidden_1TD: jax.Array) -> jax.Array:
-    wide = hidden_1TD.astype(out.hidden_BTD.dtype)
+
+def log_norm(
+    model: Transformer, params: Params, hidden_BTD: jax.Array
+) -> jax.Array:
+  """Returns the log-sum-exp of logits [B, T], some tokens at a time.
+
+  Args:
+    model: the target.
+    params: its own.
+    hidden_BTD: bfloat16, as it is kept.
+  """
+  B, T, D = hidden_BTD.shape
+
+  def one(hidden_1TD: jax.Array) -> jax.Array:
+    wide = hidden_1TD.astype(model.precision.activations)
     return jax.nn.logsumexp(model.logits(params, wide), axis=-1)
 
   # Logits of all tokens at once would not fit.
   block = min(_TOKENS_PER_HEAD, B * T)
   padded = jnp.pad(
-      hidden_BTD.reshape(B * T, -1), ((0, -(B * T) % block), (0, 0))
+      hidden_BTD.reshape(B * T, D), ((0, -(B * T) % block), (0, 0))
   )
-  blocks = padded.reshape(-1, 1, block, padded.shape[-1])
-  log_norm = jax.lax.map(norm, blocks).reshape(-1)[: B * T]
-  return hidden_BTD, log_norm.reshape(B, T)
+  found = jax.lax.map(one, padded.reshape(-1, 1, block, D))
+  return found.reshape(-1)[: B * T].reshape(B, T)
 
 
 def _batches(

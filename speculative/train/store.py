@@ -16,6 +16,9 @@ its final norm, and log_norm the log-sum-exp of its logits, so that the target's
 log-probability of token v after token t of a document is
 
   dot(head[v], hidden[t]) - log_norm[t].
+
+At the last token of a document, which predicts nothing in it, hidden may be
+zero: text that was scored while the target wrote it lacks that one.
 """
 
 from collections.abc import Mapping
@@ -118,7 +121,8 @@ class Writer:
 
     Args:
       documents: none of them empty; there may be no documents where all that
-        counts are the facts.
+        counts are the facts. Where every one has hidden states, the shard is
+        scored.
       facts: kept in the index, JSON.
 
     Returns:
@@ -149,6 +153,10 @@ class Writer:
         'prompt_lens': prompt_lens,
         'domains': np.array(domains, np.int16),
     }
+    if documents and all(d.hidden is not None for d in documents):
+      hidden = np.concatenate([d.hidden for d in documents])
+      arrays['hidden'] = hidden.view(np.uint16)
+      arrays['log_norm'] = np.concatenate([d.log_norm for d in documents])
     for array_name, array in arrays.items():
       np.save(beside / f'{array_name}.npy', array)
     os.replace(beside, self.path / name)

@@ -88,6 +88,16 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_text(
 
 
 @pytest.mark.slow
+def test_text_that_was_not_scored_can_be_later(run, tmp_path):
+  run(num_documents=5)
+  assert not store.open_store(tmp_path / 'run/store').is_scored
+  found = run(num_documents=5, score='yes')
+  assert found['collect/new_tokens'] == 0
+  assert found['score/new_tokens'] == found['collect/tokens']
+  assert store.open_store(tmp_path / 'run/store').is_scored
+
+
+@pytest.mark.slow
 def test_evaluated_text_is_left_out_and_reported(run, tmp_path):
   (tmp_path / 'a.py').write_text('x = 1\n' * 200 + _PLANTED + '\n')
   _write(tmp_path / 'held.jsonl', [{'prompt': 'p', 'test': _PLANTED}])

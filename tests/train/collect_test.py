@@ -1,6 +1,7 @@
 import collections
 import dataclasses
 
+import numpy as np
 import pytest
 
 from speculative.decoding.config import DecodeConfig
@@ -10,6 +11,7 @@ from speculative.train import collect
 from speculative.train import overlap
 from speculative.train.overlap import Held
 from speculative.train.prompt_text import Start
+from speculative.train.rolling import Answer
 
 _TOKENIZER = byte_level.ByteTokenizer()
 _DECODE = DecodeConfig(max_new_tokens=8, max_seq_len=64)
@@ -117,7 +119,7 @@ class _Roller:
   def generate(self, requests, *, on_look=None):
     del on_look
     assert len(requests) == len(self._texts)
-    return [_TOKENIZER.encode(text) for text in self._texts]
+    return [Answer(np.array(_TOKENIZER.encode(t))) for t in self._texts]
 
 
 def test_documents_that_overlap_in_what_the_target_wrote_are_dropped():

@@ -156,6 +156,25 @@ def test_scores_belong_to_their_tokens(tmp_path):
   assert found.document(2).hidden is None
 
 
+def test_documents_that_bring_their_scores_make_a_scored_shard(tmp_path):
+  writer = _writer(tmp_path)
+  documents = [
+      Document(
+          np.arange(n),
+          hidden=np.full((n, 2), n, ml_dtypes.bfloat16),
+          log_norm=np.full(n, n, np.float32),
+      )
+      for n in (3, 2)
+  ]
+  writer.add(documents)
+  assert store.open_store(tmp_path).is_scored
+  found = store.open_store(tmp_path).document(1)
+  np.testing.assert_array_equal(found.hidden, documents[1].hidden)
+  np.testing.assert_array_equal(found.log_norm, [2, 2])
+  writer.add([*documents, *_documents(2)])
+  assert not store.open_store(tmp_path).is_scored
+
+
 def test_the_index_is_plain_json(tmp_path):
   _writer(tmp_path).add(_documents(3, 2), facts={'next': 2})
   assert json.loads((tmp_path / 'index.json').read_text()) == {
