@@ -103,7 +103,11 @@ def scores(
   overlap_B = np.minimum(p_BV, q_BV).sum(axis=1)
   kept_B1 = (q_BV * p_BV).sum(axis=1, keepdims=True)
   drawn_again_B = (p_BV * (q_BV - kept_B1) ** 2).sum(axis=1)
-  return overlap_B * (1 - overlap_B) * drawn_again_B
+  found_B = overlap_B * (1 - overlap_B) * drawn_again_B
+  # A drafter that looks up after some texts and draws after others is tested
+  # where it draws: there the law of the draft matters too.
+  is_drawn_B = (q_BV.sum(axis=1) > 0) & (q_BV.max(axis=1) < 1)
+  return np.where(is_drawn_B, found_B, 0.0) if is_drawn_B.any() else found_B
 
 
 def most_telling(

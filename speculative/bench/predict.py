@@ -122,7 +122,7 @@ def costs_of(times: Times) -> Costs:
   verify = [1 + (ms - first) / plain for ms in times.pass_ms]
   verify = tuple(itertools.accumulate(verify, max))
   rest = times.round_ms - times.propose_ms
-  rest -= times.pass_ms[times.num_draft_tokens] + plain - first
+  rest -= plain * verify[times.num_draft_tokens]
   return Costs(
       draft=times.propose_ms / times.num_draft_tokens / plain,
       verify=verify,

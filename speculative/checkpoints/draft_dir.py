@@ -7,8 +7,9 @@
 
 The tokenizer is the target's, and so are embedding and head where the draft
 shares them. A draft is refused where it does not belong before its weights are
-read: a target is known by its tokenizer and by a mark, the SHA-256 of its final
-norm, a vector that training leaves nowhere twice.
+read: a target is known by its tokenizer, its shapes and a mark, the SHA-256 of
+its final norm. Training the whole of a model changes that; a fine-tune that
+leaves it alone passes for its base, which costs acceptance and nothing else.
 """
 
 from collections.abc import Mapping
@@ -331,7 +332,7 @@ def _check_shapes(
 
 
 def is_draft(path: pathlib.Path) -> bool:
-  """Tells whether a directory holds a draft, or the beginning of one."""
+  """Tells whether a directory holds a draft that is complete."""
   config = path / orbax_dir.CONFIG_NAME
   if not config.is_file():
     return False
@@ -386,6 +387,15 @@ def open_draft(
         f'{file} is not one of this version ({type(error).__name__}: {error}); '
         'use the version that wrote it.'
     ) from error
+  for name, own, wanted in (
+      ('target_dim', config.target_dim, identity.transformer.model_dim),
+      ('vocab_size', config.vocab_size, identity.transformer.vocab_size),
+  ):
+    if own != wanted:
+      raise UserError(
+          f'{file}: the draft has {name}={own}, but its own target {wanted}; '
+          'train or copy it again.'
+      )
   tensors = orbax_dir.OrbaxDirectory(path)
   _check_shapes(path, {n: t.shape for n, t in tensors.tensors.items()}, config)
   return DraftCheckpoint(reference, config, identity, tensors)

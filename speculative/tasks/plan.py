@@ -25,6 +25,7 @@ from speculative import chips
 from speculative import config as config_lib
 from speculative import sharding
 from speculative import topology
+from speculative.checkpoints import draft_dir
 from speculative.checkpoints import pretrained
 from speculative.decoding import verify
 from speculative.errors import UserError
@@ -152,6 +153,17 @@ def _check_drafter(config: config_dict.ConfigDict) -> None:
     raise UserError(
         "config.drafter.model is 'target', whose first layers a plan does not "
         'know as a draft; set config.plan.draft to their shapes instead.'
+    )
+  if draft_dir.is_draft(pathlib.Path(drafter.model).expanduser()):
+    raise UserError(
+        f'config.drafter.model is {drafter.model!r}, a draft that leans on its '
+        'target, which a plan does not know; set config.plan.draft to the '
+        'shapes of a model instead.'
+    )
+  if drafter.dtype == 'int8':
+    raise UserError(
+        "config.drafter.dtype is 'int8', which a plan does not know; set it to "
+        "'auto'."
     )
   if drafter.num_layers < 0:
     raise UserError(

@@ -59,6 +59,17 @@ def test_scores_by_hand(engines):
   )
 
 
+def test_a_drafter_that_sometimes_draws_is_tested_where_it_draws(
+    engines, monkeypatch
+):
+  laws = jnp.array([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0.5, 0.5, 0]], jnp.float32)
+  monkeypatch.setattr(contexts, '_draft_laws', lambda *_, **__: laws)
+  found = contexts.scores(*engines, [[1, 2, 0, 1], [1], [0, 1, 2]], _CONFIG)
+  assert found[0] == found[1] == 0
+  # After 2 all tokens have p = 1/4: o = 1/2, and q - sum q p is +-1/4.
+  np.testing.assert_allclose(found[2], 0.5**2 * 0.25**2, atol=1e-6)
+
+
 def test_the_text_with_the_largest_score_is_taken(engines):
   plain, engine = engines
   prompts = [[0, 1, 2, 0], [2, 1, 1, 2]]

@@ -64,6 +64,13 @@ def test_the_costs_of_a_round_are_the_round():
   assert found.speedup_iid == pytest.approx(iid / 1.5)
 
 
+def test_noise_between_passes_does_not_count_twice():
+  noisy = Times(2, 10.0, [9.0, 12.0, 11.0], propose_ms=1.0, round_ms=16.0)
+  costs = predict.costs_of(noisy)
+  total = 2 * costs.draft + costs.verify[2] + costs.overhead
+  assert total == pytest.approx(1.6)
+
+
 def test_more_positions_are_never_cheaper_and_no_part_costs_less_than_nothing():
   noisy = Times(2, 10.0, [9.0, 8.5, 8.8], propose_ms=1.0, round_ms=9.0)
   costs = predict.costs_of(noisy)

@@ -120,6 +120,7 @@ def test_a_device_is_given_its_share(found):
         ({'plan__measured_plain_ms': 1.0}, 'measured_plain_ms=1 explains no'),
         ({'drafter__kind': 'lookup'}, "drafter.kind is 'lookup'"),
         ({'drafter__model': 'target'}, "drafter.model is 'target'"),
+        ({'drafter__dtype': 'int8'}, "drafter.dtype is 'int8'"),
         ({'drafter__num_layers': 1}, 'drafter.num_layers=1 is of drafter'),
         ({'drafter__num_layers': -1}, 'num_layers needs to be >= 0'),
         ({'decode__verification': 'all'}, "decode.verification is 'all'"),
