@@ -43,6 +43,7 @@ def _roller(engine, num_rows):
   return rolling.Roller(engine, shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('num_rows', [3, 8])
 def test_texts_are_those_of_the_engine(engine, num_rows, monkeypatch):
   monkeypatch.setattr(rolling, '_ROUNDS_PER_LOOK', 5)
@@ -59,6 +60,7 @@ def test_texts_are_those_of_the_engine(engine, num_rows, monkeypatch):
   assert roller.all_rounds >= roller.busy_rounds
 
 
+@pytest.mark.slow
 def test_a_second_call_depends_on_nothing_of_the_first(engine):
   roller = _roller(engine, 4)
   requests = _requests(6)
@@ -75,6 +77,7 @@ def test_a_row_keeps_to_the_longest_text(engine):
   assert [len(answer.tokens) for answer in found] == [2]
 
 
+@pytest.mark.slow
 def test_what_is_recorded_is_what_a_pass_over_the_text_finds(engine):
   recorded = Engine(recording.Recording(engine.step.model), engine.weights)
   requests = _requests(7)

@@ -33,6 +33,7 @@ def _alone(model, params, tokens):
   return out.hidden_BTD[0], model.logits(params, out.hidden_BTD)[0]
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_single_passes(target, monkeypatch):
   # Several rows a pass, several passes, and blocks that do not divide them.
   monkeypatch.setattr(score, '_TOKENS_PER_PASS', 100)
@@ -60,6 +61,7 @@ def test_scores_are_those_of_single_passes(target, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_shard_is_scored_in_its_own_order(target, tmp_path):
   model, params = target
   writer = store.Writer(tmp_path, tokenizer='t')
