@@ -236,7 +236,8 @@ def save(
     target: whom it was made for.
     dtype: of matrices, one of DTYPES; vectors are float32.
     existing: what becomes of a directory that is there: 'refuse', or 'replace'
-      it once the new one is complete.
+      it once the new one is complete, putting back first what a replacement
+      that was cut short had taken away.
 
   Raises:
     UserError: If there is one, or a name or shape is not the config's.
@@ -271,8 +272,12 @@ def save(
   }
   saved[draft_lib.HEAD_IDS] = jnp.asarray(head_ids, jnp.int32)
   beside = path.with_name(f'.{path.name}.partial')
+  old = path.with_name(f'.{path.name}.old')
   if jax.process_index() == 0:
     shutil.rmtree(beside, ignore_errors=True)
+    if existing == 'replace' and old.exists() and not path.exists():
+      # A process was killed between the two renames below.
+      os.replace(old, path)
   orbax_dir.save_arrays(
       beside,
       saved,
@@ -283,7 +288,6 @@ def save(
       },
   )
   if jax.process_index() == 0:
-    old = path.with_name(f'.{path.name}.old')
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
       os.replace(path, old)

@@ -28,9 +28,9 @@ from speculative.models.params import Params
 from speculative.models.transformer import Transformer
 from speculative.sharding import Placement
 from speculative.tasks import results
+from speculative.tasks import train_draft_report
 from speculative.tasks.results import TaskResult
 from speculative.tokenizer import base
-from speculative.train import checkpoint
 from speculative.train import config as train_config
 from speculative.train import data
 from speculative.train import loop
@@ -116,15 +116,21 @@ def _run(
   weights = setup.target.load_params(
       precision_lib.choose(setup.dtype).param_dtype, setup.placement
   )
-  workdir = results.Workdir(path, config, metrics=_kept(path, checkpoints))
+  workdir = results.Workdir(
+      path, config, metrics=train_draft_report.kept(path, checkpoints)
+  )
   finished, model = _train(setup, weights, identity, workdir)
   found = finished.metrics | results.environment(model)
-  _draw(setup.train, path)
+  train_draft_report.draw(setup.train.plot, path)
   if finished.reason == 'stopped':
     logging.info('Stopped; the same command goes on from here.')
     return TaskResult(found, _STOPPED)
   workdir.finish(found)
-  results.say(_summary(found, setup.store.index.domains, path / 'draft'))
+  results.say(
+      train_draft_report.summary(
+          found, setup.store.index.domains, path / 'draft'
+      )
+  )
   return TaskResult(found)
 
 
@@ -276,20 +282,6 @@ def _run_identity(setup: _Setup) -> dict[str, Any]:
   return json.loads(json.dumps(fields))
 
 
-def _kept(path: pathlib.Path, checkpoints: pathlib.Path) -> str:
-  """Returns the lines of metrics.jsonl up to the last checkpoint."""
-  file = path / 'metrics.jsonl'
-  steps = checkpoint.steps(checkpoints)
-  if not steps or not file.exists():
-    return ''
-  kept = []
-  for line in file.read_text(encoding='utf-8').splitlines(keepends=True):
-    # The last line may have been cut short.
-    if line.endswith('\n') and json.loads(line)['train/step'] <= steps[-1]:
-      kept.append(line)
-  return ''.join(kept)
-
-
 def _train(
     setup: _Setup,
     weights: Params,
@@ -366,36 +358,3 @@ def _packer(
       prompt_weight=prompt_weight,
       scores='yes' if setup.store.is_scored else 'no',
   )
-
-
-def _draw(train: TrainConfig, path: pathlib.Path) -> None:
-  if train.plot == 'no' or not results.is_first_host():
-    return
-  if not plot.is_available():
-    logging.info("No plot.png: matplotlib comes with the extra 'train'.")
-    return
-  lines = (path / 'metrics.jsonl').read_text(encoding='utf-8').splitlines()
-  plot.draw(path / 'plot.png', [json.loads(line) for line in lines])
-
-
-def _summary(
-    found: dict[str, Any], domains: tuple[str, ...], draft: pathlib.Path
-) -> str:
-  """Returns a table of held-out acceptance."""
-  lines = [
-      '',
-      f'{"held-out text":16}{"alpha":>8}{"greedy":>8}{"tokens/round":>14}'
-      f'{"greedy":>8}',
-  ]
-  for domain in ('', *domains):
-    prefix = f'train/{domain}/' if domain else 'train/'
-    if f'{prefix}alpha_heldout' not in found:
-      continue
-    lines.append(
-        f'{domain or "all":16}'
-        f'{found[prefix + "alpha_heldout"]:8.3f}'
-        f'{found[prefix + "agreement_heldout"]:8.3f}'
-        f'{found[prefix + "tokens_per_round_heldout"]:14.2f}'
-        f'{found[prefix + "greedy_tokens_per_round_heldout"]:8.2f}'
-    )
-  return '\n'.join([*lines, '', f'The draft is in {draft}.', ''])

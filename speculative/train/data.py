@@ -9,6 +9,10 @@ the first of a document is predicted exactly once.
 
   The lone e of row 0 predicts nothing, and f is predicted in row 1.
 
+Without scores the target reads the rows themselves, and would take the rest of
+a document for a beginning: what does not fit is left out then, and every row
+starts with a document's first token.
+
 The order of documents is a function of the seed and the epoch, and a Position
 in it is three numbers: whoever continues from them sees what an uninterrupted
 run would have seen.
@@ -162,7 +166,8 @@ class Packer:
       seq_len: T.
       seed: of the order.
       prompt_weight: what predicting a token of a prompt counts.
-      scores: 'no' leaves out what the target said of the text.
+      scores: 'no' leaves out what the target said of the text, and of every
+        document what does not fit into the row it starts in.
     """
     self._store = store
     self._documents = documents[store.lens()[documents] >= 2]
@@ -170,6 +175,7 @@ class Packer:
     self._seed, self._prompt_weight = seed, prompt_weight
     self._domains = {name: i for i, name in enumerate(store.index.domains)}
     self._order: tuple[int, np.ndarray] | None = None
+    self._goes_on = scores == 'yes'
     self._hidden_dim = 0
     if scores == 'yes' and self.num_documents:
       self._hidden_dim = store.document(int(documents[0])).hidden.shape[-1]
@@ -215,7 +221,7 @@ class Packer:
     return batch, position
 
   def _after(self, position: Position, stop: int, size: int) -> Position:
-    if stop < size:
+    if stop < size and self._goes_on:
       return dataclasses.replace(position, offset=stop - 1)
     if position.index + 1 < self.num_documents:
       return Position(position.epoch, position.index + 1)

@@ -20,10 +20,12 @@ class Measured:
 
   Attributes:
     alpha_K: sum min(p, q) of a token drafted k-th.
-    agreement_K: how often p and q have the same likeliest token.
+    agreement_K: how often p and q have the same likeliest token; a lower bound
+      if the draft's head is partial, see `losses.Terms`.
     tokens_per_round: emitted tokens if K are drafted and verified, sampling at
       temperature 1: one, plus the chance that each is reached and kept.
-    greedy_tokens_per_round: likewise, greedy.
+    greedy_tokens_per_round: likewise, greedy; along the text, which is not
+      what the target would have written, and a lower bound as agreement_K is.
     loss: of step 1.
     in_head: mass of p on the tokens of the head.
     num_tokens: positions that counted.

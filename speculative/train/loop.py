@@ -52,7 +52,8 @@ class Run:
     placement: of batches.
     checkpoints: their directory.
     on_metrics: called with numbers of a step.
-    on_checkpoint: called with the draft's weights after every checkpoint.
+    on_checkpoint: called with the draft's weights after every checkpoint, and
+      with those of the checkpoint that a run goes on from.
   """
 
   config: TrainConfig
@@ -166,21 +167,26 @@ class _Loop:
     self.step += 1
     # Text is read while the devices work.
     self.prepare()
-    return self.check(self.step, found)
-
-  def check(self, step: int, found: Mapping[str, jax.Array]) -> dict:
-    """Returns the numbers of a step, if all of them are finite."""
     numbers = {k: float(v) for k, v in jax.device_get(found).items()}
-    for name, value in numbers.items():
+    self.check({f'train/{name}': value for name, value in numbers.items()})
+    return numbers
+
+  def check(self, found: Mapping[str, float]) -> None:
+    """Stops the run where a metric is not finite."""
+    for name, value in found.items():
       if not math.isfinite(value):
         kept = checkpoint.steps(self.run.checkpoints)
         last = f'step {kept[-1]}' if kept else 'none'
+        fix = 'Lower config.train.learning_rate or config.train.clip_norm.'
+        if self.step == 0:
+          fix = (
+              'Nothing was trained yet: look at the target, the scores of '
+              'config.train.store and config.train.from_draft.'
+          )
         raise UserError(
-            f'train/{name} is {value} at step {step}; the last good checkpoint '
-            f'is {last}. Lower config.train.learning_rate or '
-            'config.train.clip_norm.'
+            f'{name} is {value} at step {self.step}; the last good checkpoint '
+            f'is {last}. {fix}'
         )
-    return numbers
 
   def save(self) -> None:
     """Writes a checkpoint and hands the draft out."""
@@ -198,6 +204,7 @@ class _Loop:
     )
     self.run.on_checkpoint(self.state.params)
     self._saved_at = time.monotonic()
+    self._start_clock()
     logging.info('Checkpoint of step %d written.', self.step)
 
   def wants(self) -> tuple[bool, bool]:
@@ -226,10 +233,15 @@ class _Loop:
     found = {}
     for domain, row in measured.items():
       found |= row.metrics(f'train/{domain}/' if domain else 'train/')
+    self.check(found)
     self.metrics |= found
     self.run.on_metrics({'train/step': self.step} | found)
-    # Measuring is no part of the speed of training.
-    self._since = None
+    self._start_clock()
+
+  def _start_clock(self) -> None:
+    """Begins anew after what is no part of the speed of training."""
+    # The first update is yet to be compiled.
+    self._since = (self.step, time.monotonic()) if self.step else None
 
   def report(self, numbers: dict[str, float]) -> None:
     """Writes the numbers of the last step, and a line of progress."""
@@ -276,7 +288,10 @@ def run(run: Run, params: Params) -> Finished:
   """
   loop, config = _Loop(run, params), run.config
   with _sigterm(loop.stop):
-    if not loop.resumed:
+    if loop.resumed:
+      # Whoever was killed may have written the checkpoint and nothing else.
+      run.on_checkpoint(loop.state.params)
+    else:
       loop.evaluate()
     while loop.step < config.num_steps:
       numbers = loop.update()

@@ -22,6 +22,7 @@ import dataclasses
 import flax.struct
 import jax
 from jax import numpy as jnp
+from jax.scipy import special
 
 # Of logits of the head's tokens from hidden states [B, T, D].
 HeadLogits = Callable[[jax.Array, jax.Array], jax.Array]
@@ -51,8 +52,9 @@ class Terms:
     kl: see the module.
     acceptance: sum_W min(p, q), alpha of this position.
     in_head: sum_W p.
-    agrees: 1 where p and q have the same likeliest token of the head; zeros
-      where nobody asked.
+    agrees: 1 where p and q have the same likeliest token for certain, which is
+      where p's likeliest in the head has at least the mass 1 - S outside of it:
+      a lower bound if the head is partial. Zeros where nobody asked.
   """
 
   cross_entropy: jax.Array
@@ -129,12 +131,14 @@ def terms(
   in_head_BT = p_BTW.sum(-1)
   # What is no token has p = q = 0, and 0 times infinity is not 0.
   gap_BTW = jnp.where(is_token_BTW, log_p_BTW - log_q_BTW, 0.0)
-  kl_BT = (p_BTW * gap_BTW).sum(-1) - in_head_BT * jnp.log(in_head_BT)
+  kl_BT = (p_BTW * gap_BTW).sum(-1) - special.xlogy(in_head_BT, in_head_BT)
   agrees_BT = jnp.zeros_like(in_head_BT)
   if agreement == 'yes':
     best_BT1 = jnp.argmax(log_p_BTW, axis=-1, keepdims=True)
     has_BT = jnp.take_along_axis(log_q_BTW, best_BT1, axis=-1)[:, :, 0]
-    agrees_BT = (has_BT == log_q_BTW.max(-1)).astype(jnp.float32)
+    # Otherwise a token outside of the head may be likelier.
+    is_best_BT = p_BTW.max(-1) >= 1 - in_head_BT
+    agrees_BT = (is_best_BT & (has_BT == log_q_BTW.max(-1))).astype(jnp.float32)
   return Terms(
       cross_entropy=jnp.where(label_BT >= 0, -found_BT, 0.0),
       kl=kl_BT,

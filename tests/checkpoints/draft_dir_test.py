@@ -199,6 +199,29 @@ def test_a_draft_is_replaced_only_when_asked_and_whole(copy, own):
     draft_dir.save(copy, own, _IDS, _CONFIG, newer, existing='yes')
 
 
+def test_a_replacement_that_was_cut_short_is_taken_up(copy, own, monkeypatch):
+  old = copy.with_name('.copy.old')
+  copy.rename(old)
+  copy.with_name('.copy.partial').mkdir()
+
+  class Killed(BaseException):
+    pass
+
+  def save_arrays(*_):
+    raise Killed
+
+  with monkeypatch.context() as patch:
+    patch.setattr(orbax_dir, 'save_arrays', save_arrays)
+    with pytest.raises(Killed):
+      draft_dir.save(copy, own, _IDS, _CONFIG, _TARGET, existing='replace')
+  # What there was before is there while the new one is written.
+  assert draft_dir.open_draft(copy).target == _TARGET
+  newer = dataclasses.replace(_TARGET, reference='newer')
+  draft_dir.save(copy, own, _IDS, _CONFIG, newer, existing='replace')
+  assert draft_dir.open_draft(copy).target == newer
+  assert [p.name for p in copy.parent.iterdir()] == [copy.name]
+
+
 def test_a_target_is_known_by_its_final_norm():
   model = pretrained.open_pretrained('random://tiny')
   identity = model.identity

@@ -177,6 +177,14 @@ def test_a_store_that_nobody_scored_gives_tokens_alone(make_store):
   assert batch.document_BT.any()
 
 
+def test_without_scores_every_row_starts_with_a_document(make_store):
+  store = make_store([7, 12, 6], scores='no')
+  batch, after = _packer(store, scores='no', batch_size=3).batch(Position())
+  assert batch.positions_BT.tolist() == [[0, 1, 2, 3, 4]] * 3
+  assert batch.weight_BT.tolist() == [[1, 1, 1, 1, 0]] * 3
+  assert after == Position(1)
+
+
 def test_batches_are_stacked_field_by_field(make_store):
   packer = _packer(make_store([5, 5, 5, 5]))
   first, after = packer.batch(Position())

@@ -82,6 +82,7 @@ def launch(store, start_of, program, tmp_path):
 
     frozen, params = start_of
     packer = {'batch_size': 2, 'seq_len': 8, 'seed': 0}
+    hand_out = changed.pop('on_checkpoint', drafts.append)
     run = loop.Run(
         config=train,
         identity=identity or {'config.seed': 0},
@@ -93,7 +94,7 @@ def launch(store, start_of, program, tmp_path):
         placement=Placement(),
         checkpoints=tmp_path / directory,
         on_metrics=on_metrics,
-        on_checkpoint=drafts.append,
+        on_checkpoint=hand_out,
     )
     try:
       finished = loop.run(dataclasses.replace(run, **changed), params)
@@ -169,6 +170,94 @@ def test_a_number_that_is_not_finite_stops_the_run_and_is_named(
     launch('broken', program=broken)
   assert '\n' not in str(error.value)
   assert checkpoint.steps(tmp_path / 'broken')[-1] == 2
+
+
+def test_held_out_numbers_that_are_not_finite_stop_the_run(launch, program):
+  def broken(at):
+    def measure(*args):
+      found = program.measure(*args)
+      if len(updates) == at:
+        found['loss'] = found['loss'] * np.nan
+      return found
+
+    def update(*args):
+      updates.append(at)
+      return program.update(*args)
+
+    updates = []
+    return types.SimpleNamespace(
+        init=program.init, measure=measure, update=update
+    )
+
+  for at, directory, said in (
+      (0, 'a', r'train/loss_heldout is nan at step 0; .* none\. Nothing was'),
+      (2, 'b', r'train/loss_heldout is nan at step 2; .* is step 1\. Lower'),
+  ):
+    with pytest.raises(UserError, match=said):
+      launch(directory, program=broken(at))
+
+
+def test_a_draft_that_was_not_handed_out_is_when_the_run_goes_on(
+    launch, tmp_path
+):
+  steps = iter(range(1, 9))
+
+  def hand_out(_):
+    if next(steps) == _TRAIN.num_steps:
+      raise _Killed
+
+  _, none, _ = launch('cut', on_checkpoint=hand_out)
+  assert none is None and checkpoint.steps(tmp_path / 'cut')[-1] == 4
+  rows, finished, drafts = launch('cut')
+  assert not rows and len(drafts) == 1
+  jax.tree.map(np.testing.assert_array_equal, drafts[0], finished.state.params)
+
+
+def test_speed_is_that_of_updates_alone(launch, program, monkeypatch):
+  now = [0.0]
+
+  def passes(seconds, call):
+    def after(*args):
+      now[0] += seconds
+      return call(*args)
+
+    return after
+
+  clock = types.SimpleNamespace(monotonic=lambda: now[0])
+  monkeypatch.setattr(loop, 'time', clock)
+  rows, _, _ = launch(
+      'clock',
+      train=dataclasses.replace(_TRAIN, log_every=2),
+      on_checkpoint=passes(1000, lambda _: None),
+      program=types.SimpleNamespace(
+          init=program.init,
+          measure=passes(500, program.measure),
+          update=passes(2, program.update),
+      ),
+  )
+  found = {
+      r['train/step']: r['train/tokens_per_s']
+      for r in rows
+      if 'train/tokens_per_s' in r
+  }
+  # Two rows of eight tokens in two seconds.
+  assert found == {2: 8, 4: 8}
+  # Without checkpoints the first line has the compilation in it, and no speed.
+  rows, _, _ = launch(
+      'seldom',
+      train=dataclasses.replace(_TRAIN, log_every=2, checkpoint_minutes=60.0),
+      program=types.SimpleNamespace(
+          init=program.init,
+          measure=passes(500, program.measure),
+          update=passes(2, program.update),
+      ),
+  )
+  found = [
+      (r['train/step'], r.get('train/tokens_per_s'))
+      for r in rows
+      if 'train/loss' in r
+  ]
+  assert found == [(2, None), (4, 8)]
 
 
 def test_held_out_text_is_measured_before_between_and_after(launch):

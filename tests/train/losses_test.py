@@ -77,7 +77,10 @@ def _oracle():
     # Over the whole vocabulary, where q may be 0.
     found['tv'][k, b, t] = np.abs(p_V - q_V).sum() / 2
     found['in_head'][k, b, t] = p_W.sum()
-    found['agrees'][k, b, t] = p_W.argmax() == q_W.argmax()
+    # Only what p has in the head is known.
+    certain = p_W.max() >= 1 - p_W.sum()
+    found['agrees'][k, b, t] = certain and p_W.argmax() == q_W.argmax()
+    assert p_V.argmax() == q_V.argmax() or not found['agrees'][k, b, t]
   return found
 
 
@@ -98,6 +101,22 @@ def test_the_divergence_is_zero_where_the_draft_has_the_targets_law():
   found = losses.terms(log_p_BTW, log_q_BTW, jnp.array([[0]]))
   np.testing.assert_allclose(found.kl, 0, atol=1e-7)
   np.testing.assert_allclose(found.acceptance, 0.8, rtol=1e-6)
+
+
+def test_what_may_be_likelier_outside_of_the_head_is_no_agreement():
+  p_1TW = jnp.array([[[0.3, 0.1], [0.4, 0.15], [0.5, 0.3], [0.3, 0.5]]])
+  log_q_1TW = jnp.log(jnp.array([[[0.7, 0.3]] * 4]))
+  found = losses.terms(
+      jnp.log(p_1TW), log_q_1TW, jnp.zeros((1, 4), int), agreement='yes'
+  )
+  assert found.agrees.tolist() == [[0, 0, 1, 0]]
+
+
+def test_a_head_without_any_mass_has_no_divergence():
+  log_q_BTW = jnp.log(jnp.array([[[0.5, 0.5]]]))
+  log_p_BTW = jnp.full((1, 1, 2), -200.0)
+  found = losses.terms(log_p_BTW, log_q_BTW, jnp.array([[-1]]))
+  assert (found.kl.item(), found.in_head.item()) == (0, 0)
 
 
 def test_what_is_no_token_counts_nothing_and_has_a_finite_gradient():

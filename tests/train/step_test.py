@@ -14,6 +14,7 @@ from speculative.models.draft import DraftConfig
 from speculative.models.draft import DraftModel
 from speculative.sharding import Placement
 from speculative.testing import tiny
+from speculative.train import data
 from speculative.train import start
 from speculative.train import step as step_lib
 from speculative.train.config import TrainConfig
@@ -213,6 +214,34 @@ def test_a_target_that_scores_the_text_now_says_what_a_store_would(
     wanted, found = stored.update(_one(batch)), live.update(_one(unscored))
     for name in wanted:
       np.testing.assert_allclose(found[name], wanted[name], rtol=1e-4)
+
+
+def test_a_target_that_scores_now_has_read_a_document_from_its_start(
+    make_store, target
+):
+  """Also of a document that is longer than a row."""
+  store = make_store([29], scores='target', target=target)
+  batch, _ = data.Packer(
+      store, np.arange(1), batch_size=2, seq_len=12, seed=0, scores='no'
+  ).batch(data.Position())
+  config = DraftConfig(
+      dataclasses.replace(tiny.TARGET, num_layers=1),
+      target_dim=16,
+      head_size=13,
+  )
+  model = DraftModel(config)
+  program = Program(_TRAIN, model, num_domains=2, target=target.model)
+  frozen = start.freeze(model, np.arange(13), target.params, keep='all')
+  batch = jax.tree.map(jnp.asarray, batch)
+  _, teacher = jax.jit(program._listen)(frozen, batch)
+  counts_BT = batch.weight_BT > 0
+  assert counts_BT.sum() >= 11
+  wanted_N = store.document(0).log_norm
+  np.testing.assert_allclose(
+      teacher.log_norm_BT[counts_BT],
+      wanted_N[np.asarray(batch.positions_BT[counts_BT])],
+      rtol=1e-4,
+  )
 
 
 @pytest.mark.slow
