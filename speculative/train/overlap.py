@@ -1,8 +1,11 @@
 """Does text for training hold what is evaluated?
 
 Two measures find it: runs of the same tokens, which code shows, and runs of the
-same words whatever their case and punctuation, which prose shows. Texts shorter
-than a run are compared whole.
+same words whatever their case and punctuation, which prose shows. A text for
+training with fewer words than a run, and no run of tokens, is compared whole:
+it is found where an evaluated text has the same words and no others. An
+evaluated text that is shorter than both runs is found in this way alone, not
+inside a longer text.
 """
 
 from collections.abc import Callable
