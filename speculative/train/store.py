@@ -17,6 +17,12 @@ log-probability of token v after token t of a document is
 
   dot(head[v], hidden[t]) - log_norm[t].
 
+Where the target's weights are bfloat16, or `score` made both, log_norm is that
+of the logits of the kept states. Where a float32 target recorded its new tokens
+(see `recording`), it is of the states before they were rounded to bfloat16: all
+log-probabilities after that token are then off by one amount, which is no more
+than the most that rounding moves a logit.
+
 At the last token of a document, which predicts nothing in it, hidden may be
 zero: text that was scored while the target wrote it lacks that one.
 """
