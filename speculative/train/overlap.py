@@ -12,6 +12,8 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
+import hashlib
+import json
 import re
 
 import numpy as np
@@ -112,7 +114,11 @@ def _word_runs(found: Sequence[str], size: int) -> list[str]:
 
 
 class Overlap:
-  """The runs of all evaluated examples."""
+  """The runs of all evaluated examples.
+
+  Attributes:
+    digest: SHA-256 of their texts, hexadecimal.
+  """
 
   def __init__(
       self,
@@ -139,6 +145,8 @@ class Overlap:
           'compared; both need to be >= 1.'
       )
     self._num_tokens, self._num_words = num_tokens, num_words
+    texts = json.dumps([example.texts for example in held])
+    self.digest = hashlib.sha256(texts.encode()).hexdigest()
     self._names = [example.where for example in held]
     self._tokens: dict[bytes, int] = {}
     self._words: dict[str, int] = {}
