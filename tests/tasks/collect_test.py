@@ -167,7 +167,6 @@ def no_weights(monkeypatch):
         ({'held_out': ('a/held.jsonl',)}, "held_out 'none', not"),
         ({'target.dtype': 'bfloat16'}, "dtype 'float32', not 'bfloat16'"),
         ({'batch_size': 3}, "batch_size '4', not '3'"),
-        ({'target.model': 'random://tiny_draft'}, 'target'),
     ],
 )
 def test_a_store_of_another_run_is_refused_before_weights_are_read(
