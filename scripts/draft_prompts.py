@@ -3,14 +3,15 @@
   python scripts/draft_prompts.py --out=DIR [--num-turns=4000] \\
     [--problems=mbpp.jsonl] [--turns=outputs.jsonl]
 
-DIR/code.jsonl holds the head of every documented function of the running
-Python's library, to go on from: imports, signature, docstring. DIR/turns.jsonl
-holds the beginning of a user's turn in ChatML, again and again: sampled from an
-instruction model, each becomes a question that this model finds likely
-(arXiv:2406.08464), without any data set; --turns names what the task `generate`
-wrote of them, and DIR/chat.jsonl holds the questions. Problems in the layout of
-MBPP (fields text, code, test_list; CC BY 4.0) go to code.jsonl as heads of
-their own.
+DIR/code.jsonl holds the heads of documented functions of the running Python's
+library, to go on from: imports, signature, docstring; those of 60 to 700
+characters, all of them ASCII. DIR/turns.jsonl holds the beginning of a user's
+turn in ChatML, again and again: sampled from an instruction model, each becomes
+a question that this model finds likely (arXiv:2406.08464), without any data
+set; --turns names what the task `generate` wrote of them, and DIR/chat.jsonl
+holds the questions that came to their end. Problems in the layout of MBPP
+(fields text, code, test_list; CC BY 4.0) go to code.jsonl as heads of their
+own.
 """
 
 import ast
@@ -38,7 +39,7 @@ _SYSTEM = flags.DEFINE_string(
 # Of a head; shorter ones say too little, longer ones fill a prompt.
 _LEAST_CHARS = 60
 _MOST_CHARS = 700
-# Of a question; a longer one has likely not come to its end.
+# Of a question; a longer one is likely none.
 _LEAST_QUESTION = 12
 _MOST_QUESTION = 600
 _SKIPPED = (
@@ -54,7 +55,7 @@ _IMPORTS = ('', 'from typing import List\n\n\n', 'import math\n\n\n', '')
 
 
 def heads(source: str) -> Iterator[str]:
-  """Yields signature and docstring of every documented function."""
+  """Yields signature and docstring of functions, not too short or long."""
   try:
     tree = ast.parse(source)
   except (SyntaxError, ValueError):
@@ -102,8 +103,12 @@ def _problems(path: pathlib.Path) -> Iterator[str]:
 def _questions(path: pathlib.Path) -> Iterator[str]:
   seen = set()
   for line in path.read_text(encoding='utf-8').splitlines():
-    text = json.loads(line)['text'].strip()
-    if text not in seen and _LEAST_QUESTION <= len(text) <= _MOST_QUESTION:
+    row = json.loads(line)
+    text = row['text'].strip()
+    # One that was cut off asks for something else.
+    if row['reason'] != 'stop' or text in seen:
+      continue
+    if _LEAST_QUESTION <= len(text) <= _MOST_QUESTION:
       seen.add(text)
       yield text
 

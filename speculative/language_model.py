@@ -8,6 +8,7 @@ import dataclasses
 
 from speculative.checkpoints import pretrained
 from speculative.checkpoints.draft_dir import DraftCheckpoint
+from speculative.checkpoints.draft_dir import TargetIdentity
 from speculative.decoding import config as config_lib
 from speculative.decoding import engine
 from speculative.decoding.autoregressive import Autoregressive
@@ -82,6 +83,11 @@ class LanguageModel:
   def drafter(self) -> DrafterConfig:
     """The drafter `generate` uses unless told otherwise."""
     return self._drafter
+
+  @property
+  def identity(self) -> TargetIdentity:
+    """What drafts know the target by; reads one small tensor."""
+    return self._target.identity
 
   def load_weights(self) -> Weights:
     """Reads the weights of target and draft, once."""

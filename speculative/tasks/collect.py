@@ -1,6 +1,7 @@
 """Task `collect`: text for training a draft, written by the target itself."""
 
 import dataclasses
+import functools
 import pathlib
 import signal
 from typing import Any
@@ -11,7 +12,6 @@ from ml_collections import config_dict
 
 from speculative import api
 from speculative import config as config_lib
-from speculative.checkpoints import draft_dir
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.errors import UserError
@@ -25,6 +25,7 @@ from speculative.train import prompt_text
 from speculative.train import rolling
 from speculative.train import score
 from speculative.train import store as store_lib
+from speculative.train import store_index
 from speculative.train.collect import Plan
 from speculative.train.overlap import Found
 from speculative.train.overlap import Overlap
@@ -33,6 +34,8 @@ from speculative.train.recording import Recording
 from speculative.train.rolling import Roller
 
 NO_HELD_OUT = 'none'
+# What a shell reports of a process that SIGTERM ended.
+_STOPPED = 143
 _AT_LEAST_ONE = (
     'batch_size',
     'num_tokens',
@@ -150,6 +153,11 @@ def _prepare(config: config_dict.ConfigDict) -> _Prepared:
   fields = config.collect
   _check(fields)
   run_config = config_lib.parse(config)
+  if run_config.layers != 'unrolled':
+    raise UserError(
+        f'config.target.layers is {run_config.layers!r}; task collect needs '
+        "'unrolled' ones, leave it out."
+    )
   model = run_config.open_model()
   longest = fields.max_prompt_tokens + fields.num_tokens
   if max(longest, fields.text_tokens) > model.max_seq_len:
@@ -185,9 +193,9 @@ def _prepare(config: config_dict.ConfigDict) -> _Prepared:
   return _Prepared(model, plan, overlap, dropped, num_too_long)
 
 
-def _about(config: config_dict.ConfigDict, plan: Plan) -> dict[str, Any]:
+def _about(config: config_dict.ConfigDict, run: _Prepared) -> dict[str, Any]:
   """Returns what a store has to have been made with for a run to go on."""
-  fields = config.collect
+  fields, plan = config.collect, run.plan
   decode = dataclasses.asdict(plan.decode)
   for name in ('seed', 'temperature', 'rounds_per_call'):
     del decode[name]
@@ -195,12 +203,13 @@ def _about(config: config_dict.ConfigDict, plan: Plan) -> dict[str, Any]:
       'seed': plan.seed,
       'temperatures': plan.temperatures,
       'shard_documents': fields.shard_documents,
+      # In bfloat16, texts follow from these two as well.
+      'batch_size': fields.batch_size,
+      'dtype': run.model.precision.dtype,
       'starts': collect.digest(plan.starts),
       'decode': decode,
       'overlap': [fields.overlap_tokens, fields.overlap_words],
-      'held_out': [
-          pathlib.Path(path).name for path in _listed(fields.held_out)
-      ],
+      'held_out': run.overlap.digest if run.overlap else NO_HELD_OUT,
   }
 
 
@@ -239,29 +248,21 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
       names another place.
 
   Returns:
-    The TaskResult, with the collect/* keys.
+    The TaskResult, with the collect/* keys; after SIGTERM its status is not 0
+    and there is no results.json, unless nothing was left to do.
 
   Raises:
-    UserError: Before anything is written, for whatever is wrong with config,
-      files, model or store.
+    UserError: Before weights are read and anything is written, for whatever is
+      wrong with config, files, model or store; later, if the store cannot be
+      written any more.
   """
   if jax.process_count() > 1:
     raise UserError('text is collected by one host; leave --distributed out.')
   prepared = _prepare(config)
-  weights = prepared.model.load_weights()
-  fields = config.collect
-  store = pathlib.Path(fields.store or path / 'store').expanduser()
-  writer = store_lib.Writer(
-      store,
-      tokenizer=prepared.model.tokenizer.fingerprint,
-      mark=draft_dir.mark(weights.target['final_norm']),
-      domains=sorted({start.domain for start in prepared.plan.starts}),
-      about=_about(config, prepared.plan),
-  )
-  workdir = results.Workdir(path, config)
+  writer, workdir = _open(config, path, prepared)
   with _Stop() as stop:
     timing = _collect(config, prepared, writer, workdir, stop)
-    if fields.score == 'yes':
+    if config.collect.score == 'yes':
       timing |= _score(prepared, writer, workdir, stop)
   writer.close()
   found = timing | collect_report.summary(
@@ -273,12 +274,49 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   )
   found |= results.environment(prepared.model)
   text = collect_report.report(
-      found, writer.index, prepared.dropped_starts, store=str(store)
+      found, writer.index, prepared.dropped_starts, store=str(writer.path)
   )
   results.write_text(path / 'collect.md', text)
+  if stop.asked and not _is_finished(config, prepared, writer):
+    logging.info('Stopped; the same command goes on from here.')
+    return TaskResult(found, _STOPPED)
   workdir.finish(found)
   results.say(text)
   return TaskResult(found)
+
+
+def _open(
+    config: config_dict.ConfigDict, path: pathlib.Path, run: _Prepared
+) -> tuple[store_lib.Writer, results.Workdir]:
+  """Opens store and workdir, and neither where one of them is refused."""
+  store = pathlib.Path(config.collect.store or path / 'store').expanduser()
+  open_writer = functools.partial(
+      store_lib.Writer,
+      store,
+      tokenizer=run.model.tokenizer.fingerprint,
+      mark=run.model.identity.mark,
+      domains=sorted({start.domain for start in run.plan.starts}),
+      about=_about(config, run),
+  )
+  with store_index.writing(store):
+    is_there = (store / store_index.NAME).exists()
+    if not is_there:
+      store_index.check_empty(store)
+  # A store that is there comes first: another process may be at work in both.
+  writer = open_writer() if is_there else None
+  workdir = results.Workdir(path, config)
+  return writer or open_writer(), workdir
+
+
+def _is_finished(
+    config: config_dict.ConfigDict, run: _Prepared, writer: store_lib.Writer
+) -> bool:
+  if collect_report.next_document(writer.index) < run.plan.num_documents:
+    return False
+  return (
+      config.collect.score == 'no'
+      or store_lib.open_store(writer.path).is_scored
+  )
 
 
 def _make_roller(

@@ -1,14 +1,19 @@
 """Does text for training hold what is evaluated?
 
 Two measures find it: runs of the same tokens, which code shows, and runs of the
-same words whatever their case and punctuation, which prose shows. Texts shorter
-than a run are compared whole.
+same words whatever their case and punctuation, which prose shows. A text for
+training with fewer words than a run, and no run of tokens, is compared whole:
+it is found where an evaluated text has the same words and no others. An
+evaluated text that is shorter than both runs is found in this way alone, not
+inside a longer text.
 """
 
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
+import hashlib
+import json
 import re
 
 import numpy as np
@@ -109,7 +114,11 @@ def _word_runs(found: Sequence[str], size: int) -> list[str]:
 
 
 class Overlap:
-  """The runs of all evaluated examples."""
+  """The runs of all evaluated examples.
+
+  Attributes:
+    digest: SHA-256 of their texts, hexadecimal.
+  """
 
   def __init__(
       self,
@@ -136,6 +145,8 @@ class Overlap:
           'compared; both need to be >= 1.'
       )
     self._num_tokens, self._num_words = num_tokens, num_words
+    texts = json.dumps([example.texts for example in held])
+    self.digest = hashlib.sha256(texts.encode()).hexdigest()
     self._names = [example.where for example in held]
     self._tokens: dict[bytes, int] = {}
     self._words: dict[str, int] = {}

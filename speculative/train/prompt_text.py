@@ -87,7 +87,11 @@ def _with_input(row: object) -> object:
   given = first.get('input') if isinstance(first, dict) else None
   if not isinstance(given, str) or not given.strip():
     return row
-  return row | {'instruction': f'{row.get("instruction")}\n\n{given}'}
+  # Without a text, what is missing is for the parser to say.
+  said = row.get('instruction')
+  if not isinstance(said, str) or not said:
+    return row
+  return row | {'instruction': f'{said}\n\n{given}'}
 
 
 def _read_prompts(path: str) -> list[tuple[str, Prompt]]:

@@ -3,6 +3,13 @@
 Decoding runs every token through the target once. Keeping its hidden state
 then, and the normaliser of the logits the next token is drawn from, saves a
 second pass over the finished text, which would cost about as much again.
+
+Hidden states are kept in bfloat16. With weights in bfloat16 the head rounds its
+inputs alike, and the logits drawn from are those of the kept states. With
+float32 weights they are of the states before rounding, so that the normaliser
+of a new token is off by what rounding does to logits, 2^-8 |head[v]| |hidden|
+at most and far less as a rule; the right one would take a second product with
+the head in every round. The normalisers of prompts are of the kept states.
 """
 
 import dataclasses
@@ -26,7 +33,8 @@ class Record:
 
   Attributes:
     hidden_BSD: bfloat16, after the final norm.
-    log_norm_BS: float32, log-sum-exp of the logits of the same.
+    log_norm_BS: float32, log-sum-exp of the logits of the same; in float32, for
+      new tokens, of the states before rounding.
   """
 
   hidden_BSD: jax.Array

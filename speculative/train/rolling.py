@@ -3,8 +3,9 @@
 A batch that waits for its longest answer idles in most of its rows. Here a row
 that has ended makes room for the next prompt: prompts are read a few rows at a
 time, as soon as so many rows are free, and put into the rows of the running
-batch. Their texts are those of `Engine.generate`: a row's draws follow from its
-seed and its own positions.
+batch. A row's draws follow from its seed and its own positions, so in float32
+the texts are those of `Engine.generate`; in bfloat16 logits depend on the shape
+of the batch too, and so do texts where two tokens are nearly tied.
 
   four rows, refilled two at a time; letters are prompts, dots idle
     a a a a a e e e ...      b and c end; d and e take their rows

@@ -17,6 +17,12 @@ log-probability of token v after token t of a document is
 
   dot(head[v], hidden[t]) - log_norm[t].
 
+Where the target's weights are bfloat16, or `score` made both, log_norm is that
+of the logits of the kept states. Where a float32 target recorded its new tokens
+(see `recording`), it is of the states before they were rounded to bfloat16: all
+log-probabilities after that token are then off by one amount, which is no more
+than the most that rounding moves a logit.
+
 At the last token of a document, which predicts nothing in it, hidden may be
 zero: text that was scored while the target wrote it lacks that one.
 """
@@ -86,10 +92,15 @@ class Writer:
 
     Raises:
       UserError: If the directory holds something else, or a store that was made
-        in another way, or if another process writes to it.
+        in another way, if another process writes to it, or if it cannot be
+        written.
     """
     self.path = pathlib.Path(path)
     wanted = Index(tokenizer, mark, tuple(domains), dict(about or {}))
+    with store_index.writing(self.path):
+      self._open(wanted)
+
+  def _open(self, wanted: Index) -> None:
     if (self.path / store_index.NAME).exists():
       self.index = store_index.read(self.path)
       store_index.check(self.path, self.index, wanted)
@@ -131,6 +142,7 @@ class Writer:
     Raises:
       ValueError: If a document is empty, longer in its prompt than in all, or
         of an unknown domain.
+      UserError: If the shard cannot be written; nothing is left of it then.
     """
     lens = np.array([len(d.tokens) for d in documents], np.int64)
     prompt_lens = np.array([d.prompt_len for d in documents], np.int32)
@@ -144,9 +156,6 @@ class Writer:
     tokens = np.concatenate([[0], *[d.tokens for d in documents]])[1:]
     narrow = not len(tokens) or tokens.max() < 2**16
     name = f'shard_{len(self.index.shards):05d}'
-    beside = self.path / f'.{name}'
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
     arrays = {
         'tokens': tokens.astype(np.uint16 if narrow else np.uint32),
         'starts': np.concatenate([[0], np.cumsum(lens)]).astype(np.int64),
@@ -157,15 +166,26 @@ class Writer:
       hidden = np.concatenate([d.hidden for d in documents])
       arrays['hidden'] = hidden.view(np.uint16)
       arrays['log_norm'] = np.concatenate([d.log_norm for d in documents])
-    for array_name, array in arrays.items():
-      np.save(beside / f'{array_name}.npy', array)
-    os.replace(beside, self.path / name)
     shard = Shard(name, len(documents), len(tokens), dict(facts or {}))
-    self.index = dataclasses.replace(
-        self.index, shards=(*self.index.shards, shard)
-    )
-    store_index.write(self.path, self.index)
+    with store_index.writing(self.path / name):
+      self._write(shard, arrays)
     return shard
+
+  def _write(self, shard: Shard, arrays: Mapping[str, np.ndarray]) -> None:
+    path, beside = self.path / shard.name, self.path / f'.{shard.name}'
+    index = dataclasses.replace(self.index, shards=(*self.index.shards, shard))
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+      beside.mkdir()
+      for name, array in arrays.items():
+        np.save(beside / f'{name}.npy', array)
+      os.replace(beside, path)
+      store_index.write(self.path, index)
+    except OSError:
+      for left in (beside, path):
+        shutil.rmtree(left, ignore_errors=True)
+      raise
+    self.index = index
 
 
 class Store:
@@ -322,6 +342,9 @@ def write_scores(
     path: of the shard.
     hidden: bfloat16 [N, D].
     log_norm: float32 [N].
+
+  Raises:
+    UserError: If they cannot be written; the shard is as before then.
   """
   path = pathlib.Path(path)
   # log_norm comes last: a shard counts as scored once it is there.
@@ -329,7 +352,12 @@ def write_scores(
       'hidden': hidden.view(np.uint16),
       'log_norm': log_norm.astype(np.float32),
   }
-  for name, array in arrays.items():
-    beside = path / f'.{name}.npy'
-    np.save(beside, array)
-    os.replace(beside, path / f'{name}.npy')
+  with store_index.writing(path):
+    try:
+      for name, array in arrays.items():
+        np.save(path / f'.{name}.npy', array)
+      for name in arrays:
+        os.replace(path / f'.{name}.npy', path / f'{name}.npy')
+    finally:
+      for name in arrays:
+        (path / f'.{name}.npy').unlink(missing_ok=True)

@@ -1,7 +1,9 @@
 """The index of a token store, and the lock of its writer."""
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -63,6 +65,25 @@ class Index:
     return sum(shard.num_tokens for shard in self.shards)
 
 
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[None]:
+  """Turns what the file system refuses into the user's error.
+
+  Args:
+    path: of what is written.
+
+  Raises:
+    UserError: Naming the path.
+  """
+  try:
+    yield
+  except OSError as error:
+    raise UserError(
+        f'{path} cannot be written ({error.strerror or error}); free some '
+        'space there, or get the right to write, and run the same again.'
+    ) from error
+
+
 def read(path: pathlib.Path) -> Index:
   """Reads the index.
 
@@ -103,8 +124,11 @@ def write(path: pathlib.Path, index: Index) -> None:
   """
   text = json.dumps({'format': FORMAT} | dataclasses.asdict(index), indent=1)
   beside = path / f'.{NAME}'
-  beside.write_text(text + '\n', encoding='utf-8')
-  os.replace(beside, path / NAME)
+  try:
+    beside.write_text(text + '\n', encoding='utf-8')
+    os.replace(beside, path / NAME)
+  finally:
+    beside.unlink(missing_ok=True)
 
 
 def check_same(path: pathlib.Path, name: str, there: Any, wanted: Any) -> None:

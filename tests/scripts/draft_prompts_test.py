@@ -48,6 +48,8 @@ def test_a_problem_becomes_a_head_with_its_tests(script, tmp_path):
 
 def test_questions_are_whole_and_told_once(script, tmp_path):
   texts = ['What is a tree in a forest?', 'No.', 'x' * 601] * 2
+  rows = [{'text': text, 'reason': 'stop'} for text in texts]
+  rows.append({'text': 'What is a forest without', 'reason': 'length'})
   path = tmp_path / 'outputs.jsonl'
-  path.write_text('\n'.join(json.dumps({'text': t}) for t in texts))
+  path.write_text('\n'.join(json.dumps(row) for row in rows))
   assert list(script._questions(path)) == texts[:1]

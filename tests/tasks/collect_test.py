@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 
+from speculative import language_model
 from speculative.errors import UserError
 from speculative.tasks import collect
 from speculative.train import rolling
@@ -23,7 +24,7 @@ def run(tmp_path, monkeypatch):
   prompts = [f'prompt number {i}, go on' for i in range(6)]
   _write(tmp_path / 'some.jsonl', [{'prompt': text} for text in prompts])
 
-  def call(workdir='run', **fields):
+  def call(workdir='run', *, status=0, **fields):
     config = importlib.import_module('configs.collect_smollm2').get_config(
         'tiny'
     )
@@ -36,9 +37,14 @@ def run(tmp_path, monkeypatch):
             'collect.shard_documents': 5,
             'collect.score': 'no',
         }
-        | {f'collect.{name}': value for name, value in fields.items()}
+        | {
+            name if '.' in name else f'collect.{name}': value
+            for name, value in fields.items()
+        }
     )
-    return collect.run(config, tmp_path / workdir).results
+    found = collect.run(config, tmp_path / workdir)
+    assert found.exit_status == status
+    return found.results
 
   return call
 
@@ -69,13 +75,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_text(
     return generate(self, requests, **options)
 
   monkeypatch.setattr(rolling.Roller, 'generate', interrupted)
-  stopped = run('parts', score='yes')
+  stopped = run('parts', score='yes', status=143)
+  assert not (tmp_path / 'parts/results.json').exists()
   assert calls == [5]
   assert stopped['collect/made_documents'] == 5
   assert stopped['collect/planned_documents'] == 12
   assert stopped['score/new_tokens'] == 0
   assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
   finished = run('parts', score='yes')
+  assert (tmp_path / 'parts/results.json').exists()
   assert calls == [5, 5, 2]
   assert finished['collect/made_documents'] == 12
   assert _tokens(tmp_path / 'parts/store') == _tokens(tmp_path / 'whole/store')
@@ -125,6 +133,7 @@ def test_evaluated_text_is_left_out_and_reported(run, tmp_path):
         ({'num_documents': -1}, 'num_documents needs to be >= 0'),
         ({'score': 'maybe'}, "score is 'maybe'"),
         ({'text_use': 'x'}, "text_use is 'x'"),
+        ({'target.layers': 'scanned'}, "target.layers is 'scanned'"),
         ({'num_tokens': 5000}, 'was made for'),
         ({'prompts': ()}, 'nothing to begin with'),
         ({'max_prompt_tokens': 2}, 'nothing to begin with'),
@@ -136,6 +145,57 @@ def test_mistakes_are_found_before_anything_is_written(
   with pytest.raises(UserError, match=said):
     run(**fields)
   assert not (tmp_path / 'run').exists()
+
+
+@pytest.fixture
+def no_weights(monkeypatch):
+  """Ends a run where it would read weights."""
+
+  class Read(Exception):
+    pass
+
+  def read(self):
+    raise Read
+
+  monkeypatch.setattr(language_model.LanguageModel, 'load_weights', read)
+  return Read
+
+
+@pytest.mark.parametrize(
+    ('fields', 'said'),
+    [
+        ({'held_out': ('a/held.jsonl',)}, "held_out 'none', not"),
+        ({'target.dtype': 'bfloat16'}, "dtype 'float32', not 'bfloat16'"),
+        ({'batch_size': 3}, "batch_size '4', not '3'"),
+    ],
+)
+def test_a_store_of_another_run_is_refused_before_weights_are_read(
+    run, tmp_path, monkeypatch, no_weights, fields, said
+):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'a').mkdir()
+  _write(tmp_path / 'a/held.jsonl', [{'prompt': 'none of the others'}])
+  with pytest.raises(no_weights):
+    run()
+  before = (tmp_path / 'run/config.json').read_text()
+  with pytest.raises(UserError, match=said):
+    run(**fields)
+  assert (tmp_path / 'run/config.json').read_text() == before
+
+
+def test_held_out_files_are_known_by_what_they_hold(run, tmp_path, no_weights):
+  held = tmp_path / 'held.jsonl'
+  for text, error in (('one', no_weights), ('two', UserError)):
+    _write(held, [{'prompt': f'{text}, unlike the others'}])
+    with pytest.raises(error):
+      run(held_out=(str(held),))
+
+
+def test_a_workdir_that_cannot_be_leaves_no_store(run, tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UserError, match='cannot be written'):
+    run('file', store=f'{tmp_path}/store')
+  assert not (tmp_path / 'store').exists()
 
 
 def test_a_file_cannot_be_trained_and_evaluated_on(run, tmp_path):

@@ -86,6 +86,8 @@ def test_runs_are_exactly_as_long_as_they_are_asked_to_be(held):
 
 def test_a_short_text_is_compared_whole(held):
   assert _find(held, 'why', num_tokens=99).where.endswith(':2')
+  # Such a short evaluated text is not looked for inside a longer one.
+  assert _find(held, 'why is a tree green', num_tokens=99) is None
 
 
 def test_a_file_without_texts_is_refused(tmp_path):

@@ -59,6 +59,8 @@ def test_mistakes_name_the_file(tmp_path):
     _read(f'{tmp_path}/absent.jsonl')
   with pytest.raises(UserError, match='c.jsonl:1 has none of the fields'):
     _read(_write(tmp_path / 'c.jsonl', {'other': 'x'}))
+  with pytest.raises(UserError, match='e.jsonl:1 has none of the fields'):
+    _read(_write(tmp_path / 'e.jsonl', {'instances': [{'input': 'x'}]}))
   (tmp_path / 'd.txt').write_text('\n')
   with pytest.raises(UserError, match='d.txt holds no prompts'):
     _read(f'{tmp_path}/d.txt')

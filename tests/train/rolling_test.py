@@ -101,7 +101,7 @@ def test_what_is_recorded_is_what_a_pass_over_the_text_finds(engine):
         rtol=0.01,
         atol=1e-3,
     )
-    # The pass takes it from rounded hidden states, decoding does not.
+    # The pass takes it from rounded states, decoding in float32 does not.
     np.testing.assert_allclose(
         other.log_norm[:-1], log_norm[start : end - 1], atol=0.05
     )

@@ -1,3 +1,4 @@
+import errno
 import json
 
 import ml_dtypes
@@ -154,6 +155,73 @@ def test_scores_belong_to_their_tokens(tmp_path):
   np.testing.assert_array_equal(document.hidden, hidden[3:])
   np.testing.assert_array_equal(document.log_norm, log_norm[3:])
   assert found.document(2).hidden is None
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+  """Lets a file of this name be written by half, and no further."""
+
+  def fill(name):
+    save = np.save
+
+    def refuse(path, array):
+      save(path, array)
+      if path.name.lstrip('.') == name:
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(np, 'save', refuse)
+
+  return fill
+
+
+def _assert_refused(path, call):
+  with pytest.raises(UserError, match='No space left') as caught:
+    call()
+  assert str(path) in str(caught.value)
+  assert '\n' not in str(caught.value)
+
+
+def test_a_shard_that_finds_no_space_leaves_nothing(
+    tmp_path, full_disk, monkeypatch
+):
+  writer = _writer(tmp_path)
+  writer.add(_documents(3))
+  before = sorted(tmp_path.iterdir())
+  full_disk('starts.npy')
+  _assert_refused(tmp_path / 'shard_00001', lambda: writer.add(_documents(2)))
+  assert sorted(tmp_path.iterdir()) == before
+  monkeypatch.undo()
+  # The same at the very end, where only the index is missing.
+  monkeypatch.setattr(store.store_index, 'write', _no_space)
+  _assert_refused(tmp_path, lambda: writer.add(_documents(2)))
+  assert sorted(tmp_path.iterdir()) == before
+  monkeypatch.undo()
+  writer.add(_documents(2))
+  assert store.open_store(tmp_path).lens().tolist() == [3, 2]
+
+
+def _no_space(*unused):
+  raise OSError(errno.ENOSPC, 'No space left on device')
+
+
+def test_scores_that_find_no_space_leave_nothing(tmp_path, full_disk):
+  _writer(tmp_path).add(_documents(3))
+  shard = tmp_path / 'shard_00000'
+  before = sorted(shard.iterdir())
+  full_disk('log_norm.npy')
+  hidden = np.zeros((3, 2), ml_dtypes.bfloat16)
+  _assert_refused(
+      shard,
+      lambda: store.write_scores(shard, hidden=hidden, log_norm=np.zeros(3)),
+  )
+  assert sorted(shard.iterdir()) == before
+
+
+def test_a_place_that_cannot_be_is_an_error_of_one_line(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UserError, match='file/store cannot be written') as caught:
+    _writer(tmp_path / 'file/store')
+  assert '\n' not in str(caught.value)
 
 
 def test_documents_that_bring_their_scores_make_a_scored_shard(tmp_path):
