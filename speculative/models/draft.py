@@ -227,21 +227,18 @@ class DraftModel:
 
   def _project(self, x_BTD: jax.Array, weight_FD: jax.Array) -> jax.Array:
     """Multiplies by a matrix; never by a single row, which is slow."""
-    B, T, _ = x_BTD.shape
-    rows = T if B * T >= self.precision.min_rows else self.precision.min_rows
-    x_BTD = transformer.pad_rows(x_BTD, rows)
+    T = x_BTD.shape[1]
+    x_BTD = transformer.pad_rows(x_BTD, self.precision)
     return layers.project(x_BTD, weight_FD, precision=self.precision)[:, :T]
 
   def head_logits(self, params: Params, hidden_BTD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, T, head_size] of the head's own tokens."""
-    wide = dataclasses.replace(self.precision, activations='float32')
-    B, T, _ = hidden_BTD.shape
-    rows = T if B * T >= self.precision.min_rows else self.precision.min_rows
-    x_BTD = transformer.pad_rows(hidden_BTD, rows)
-    logits_BTW = layers.project(x_BTD, params['head'], precision=wide)[:, :T]
-    logits_BTW = self.placement.constrain(logits_BTW, ('batch', None, 'vocab'))
-    axis = self.placement.logits_axis(B * T, self.config.head_size)
-    logits_BTW = self.placement.constrain(logits_BTW, ('batch', None, axis))
+    logits_BTW = transformer.head_logits(
+        hidden_BTD,
+        params['head'],
+        precision=self.precision,
+        placement=self.placement,
+    )
     if not 0 < self.num_tokens < self.config.vocab_size:
       return logits_BTW
     is_token_W = params[HEAD_IDS] < self.num_tokens

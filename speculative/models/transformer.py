@@ -45,13 +45,45 @@ class Output:
   features: dict[int, jax.Array]
 
 
-def pad_rows(x: jax.Array, rows: int) -> jax.Array:
-  """Repeats the last of axis 1 until there are `rows` of them at least."""
-  missing = rows - x.shape[1]
-  if missing <= 0:
+def pad_rows(x: jax.Array, precision: Precision) -> jax.Array:
+  """Repeats the last of axis 1 where there are fewer rows than products want.
+
+  Args:
+    x: [B, T, ...].
+    precision: gives the fewest rows.
+  """
+  B, T = x.shape[:2]
+  if B * T >= precision.min_rows:
     return x
+  missing = precision.min_rows - T
   tail = jnp.repeat(x[:, -1:], missing, axis=1)
   return jnp.concatenate([x, tail], axis=1)
+
+
+def head_logits(
+    hidden_BTD: jax.Array,
+    head_VD: jax.Array,
+    *,
+    precision: Precision,
+    placement: Placement,
+) -> jax.Array:
+  """Returns float32 logits [B, T, V], split or gathered as is cheaper.
+
+  Args:
+    hidden_BTD: after the final norm.
+    head_VD: [V, D], split over the vocabulary where there is a mesh.
+    precision: of the product, whose sums stay float32: bfloat16 logits of a
+      large vocabulary tie.
+    placement: of the model.
+  """
+  T = hidden_BTD.shape[1]
+  rows_BTD = pad_rows(hidden_BTD, precision)
+  wide = dataclasses.replace(precision, activations='float32')
+  logits_BTV = layers.project(rows_BTD, head_VD, precision=wide)
+  logits_BTV = placement.constrain(logits_BTV, ('batch', None, 'vocab'))
+  B, rows, V = logits_BTV.shape
+  axis = placement.logits_axis(B * rows, V)
+  return placement.constrain(logits_BTV, ('batch', None, axis))[:, :T]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,16 +164,14 @@ class Transformer:
       with jax.named_scope('embed'):
         embedded_BTD = params['embed'][tokens_BT]
     # The extra rows land in slots beyond the new length, which nobody reads.
-    rows = T if B * T >= self.precision.min_rows else self.precision.min_rows
     x_BTD, positions_BT = (
-        pad_rows(x, rows) for x in (embedded_BTD, positions_BT)
+        pad_rows(x, self.precision) for x in (embedded_BTD, positions_BT)
     )
-    if rows > T:
+    if x_BTD.shape[1] > T:
       # One row more needs no mask of its own: what it sees is not looked at.
       ancestors_BTT = None
-      visible_BTS = (
-          visible_BTS if visible_BTS is None else pad_rows(visible_BTS, rows)
-      )
+    if visible_BTS is not None:
+      visible_BTS = pad_rows(visible_BTS, self.precision)
     x_BTD, k, v, kept = self._layers(
         params,
         self._whole(x_BTD.astype(self.precision.activations)),
@@ -225,17 +255,12 @@ class Transformer:
 
   def logits(self, params: Params, hidden_BTD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, T, V] of hidden states."""
-    B, T, _ = hidden_BTD.shape
-    if B * T < self.precision.min_rows:
-      padded = pad_rows(hidden_BTD, self.precision.min_rows)
-      return self.logits(params, padded)[:, :T]
-    head_VD = params['embed' if self.config.head == 'tied' else 'head']
-    # Float32 out of the product: bfloat16 logits of a large vocabulary tie.
-    wide = dataclasses.replace(self.precision, activations='float32')
-    logits_BTV = layers.project(hidden_BTD, head_VD, precision=wide)
-    logits_BTV = self.placement.constrain(logits_BTV, ('batch', None, 'vocab'))
-    axis = self.placement.logits_axis(B * T, self.config.vocab_size)
-    logits_BTV = self.placement.constrain(logits_BTV, ('batch', None, axis))
+    logits_BTV = head_logits(
+        hidden_BTD,
+        params['embed' if self.config.head == 'tied' else 'head'],
+        precision=self.precision,
+        placement=self.placement,
+    )
     if not 0 < self.num_tokens < self.config.vocab_size:
       return logits_BTV
     is_token_V = jnp.arange(self.config.vocab_size) < self.num_tokens
