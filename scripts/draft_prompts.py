@@ -1,17 +1,17 @@
-"""Writes prompts to train a draft on, from the Python standard library.
+"""Writes prompts to train a draft on: heads of functions, and questions.
 
-  python scripts/draft_prompts.py --out=DIR [--num-turns=4000] \\
-    [--problems=mbpp.jsonl] [--turns=outputs.jsonl]
+  python scripts/draft_prompts.py --out=DIR [--problems=mbpp.jsonl] \\
+    [--conversations=ShareGPT_V3_unfiltered_cleaned_split.json]
 
-DIR/code.jsonl holds the heads of documented functions of the running Python's
+DIR/code.jsonl holds heads of documented functions of the running Python's
 library, to go on from: imports, signature, docstring; those of 60 to 700
-characters, all of them ASCII. DIR/turns.jsonl holds the beginning of a user's
-turn in ChatML, again and again: sampled from an instruction model, each becomes
-a question that this model finds likely (arXiv:2406.08464), without any data
-set; --turns names what the task `generate` wrote of them, and DIR/chat.jsonl
-holds the questions that came to their end. Problems in the layout of MBPP
-(fields text, code, test_list; CC BY 4.0) go to code.jsonl as heads of their
-own.
+characters, all of them ASCII. Problems in the layout of MBPP (fields text,
+code, test_list; CC BY 4.0) go there as heads of their own.
+
+DIR/chat.jsonl holds the questions that conversations begin with, those of 16 to
+500 characters, all of them ASCII, from a JSON list in the layout of ShareGPT:
+objects with an id that ends with the part's number, and conversations, a list
+of from and value. A list that breaks off is read as far as it goes.
 """
 
 import ast
@@ -27,21 +27,19 @@ from absl import app
 from absl import flags
 
 _OUT = flags.DEFINE_string('out', None, 'Directory to write to.')
-_TURNS = flags.DEFINE_integer('num-turns', 4_000, 'Lines of turns.jsonl.')
 _PROBLEMS = flags.DEFINE_string('problems', '', 'JSONL file of problems.')
-_SAMPLED = flags.DEFINE_string('turns', '', 'outputs.jsonl of turns.jsonl.')
-_SYSTEM = flags.DEFINE_string(
-    'system',
-    'You are a helpful AI assistant named SmolLM, trained by Hugging Face',
-    'System prompt of the chat template.',
+_CONVERSATIONS = flags.DEFINE_string(
+    'conversations', '', 'JSON file of conversations.'
 )
 
 # Of a head; shorter ones say too little, longer ones fill a prompt.
 _LEAST_CHARS = 60
 _MOST_CHARS = 700
-# Of a question; a longer one is likely none.
-_LEAST_QUESTION = 12
-_MOST_QUESTION = 600
+# Of a question; a longer one leaves too little of a row for the answer.
+_LEAST_QUESTION = 16
+_MOST_QUESTION = 500
+# Who asks.
+_ASKS = ('human', 'user')
 _SKIPPED = (
     'test',
     'tests',
@@ -100,17 +98,32 @@ def _problems(path: pathlib.Path) -> Iterator[str]:
     yield f'{imports}{found[0].rstrip()}\n{doc}\n'
 
 
-def _questions(path: pathlib.Path) -> Iterator[str]:
+def _objects(text: str) -> Iterator[dict]:
+  decoder, separator = json.JSONDecoder(), re.compile(r'[\s,]*')
+  at = text.find('[') + 1
+  while True:
+    at = separator.match(text, at).end()
+    try:
+      found, at = decoder.raw_decode(text, at)
+    except json.JSONDecodeError:
+      return
+    yield found
+
+
+def questions(text: str) -> Iterator[str]:
+  """Yields what conversations begin with, each once."""
   seen = set()
-  for line in path.read_text(encoding='utf-8').splitlines():
-    row = json.loads(line)
-    text = row['text'].strip()
-    # One that was cut off asks for something else.
-    if row['reason'] != 'stop' or text in seen:
+  for talk in _objects(text):
+    turns = talk['conversations']
+    # Parts after the first begin in the middle of a conversation.
+    if not talk['id'].endswith('_0') or not turns:
       continue
-    if _LEAST_QUESTION <= len(text) <= _MOST_QUESTION:
-      seen.add(text)
-      yield text
+    first = turns[0]['value'].strip()
+    if turns[0]['from'] not in _ASKS or first in seen or not first.isascii():
+      continue
+    if _LEAST_QUESTION <= len(first) <= _MOST_QUESTION:
+      seen.add(first)
+      yield first
 
 
 def _write(path: pathlib.Path, field: str, prompts: list[str]) -> None:
@@ -131,10 +144,9 @@ def main(argv: list[str]) -> None:
   if _PROBLEMS.value:
     code += _problems(pathlib.Path(_PROBLEMS.value).expanduser())
   _write(out / 'code.jsonl', 'prompt', code)
-  turn = f'<|im_start|>system\n{_SYSTEM.value}<|im_end|>\n<|im_start|>user\n'
-  _write(out / 'turns.jsonl', 'prompt', [turn] * _TURNS.value)
-  if _SAMPLED.value:
-    found = _questions(pathlib.Path(_SAMPLED.value).expanduser())
+  if _CONVERSATIONS.value:
+    path = pathlib.Path(_CONVERSATIONS.value).expanduser()
+    found = questions(path.read_text(encoding='utf-8'))
     _write(out / 'chat.jsonl', 'question', list(found))
 
 

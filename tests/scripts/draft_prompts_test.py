@@ -46,10 +46,25 @@ def test_a_problem_becomes_a_head_with_its_tests(script, tmp_path):
   )
 
 
-def test_questions_are_whole_and_told_once(script, tmp_path):
-  texts = ['What is a tree in a forest?', 'No.', 'x' * 601] * 2
-  rows = [{'text': text, 'reason': 'stop'} for text in texts]
-  rows.append({'text': 'What is a forest without', 'reason': 'length'})
-  path = tmp_path / 'outputs.jsonl'
-  path.write_text('\n'.join(json.dumps(row) for row in rows))
-  assert list(script._questions(path)) == texts[:1]
+def _talk(name, who, first):
+  return {'id': name, 'conversations': [{'from': who, 'value': first}]}
+
+
+def test_questions_begin_a_conversation_and_are_told_once(script):
+  asked = 'What is a tree in a forest?'
+  talks = [
+      _talk('a_0', 'human', f' {asked}\n'),
+      _talk('b_0', 'human', asked),
+      _talk('a_1', 'human', 'And what is a branch of it?'),
+      _talk('c_0', 'gpt', 'A tree is made of branches.'),
+      _talk('d_0', 'human', 'No.'),
+      _talk('e_0', 'human', 'x' * 501),
+      _talk('f_0', 'human', 'Qu\u00e9 es un bosque, en general?'),
+      {'id': 'g_0', 'conversations': []},
+      _talk('h_0', 'user', 'What is a forest without trees?'),
+  ]
+  whole = json.dumps(talks)
+  found = [asked, 'What is a forest without trees?']
+  assert list(script.questions(whole)) == found
+  # One that breaks off in the last conversation.
+  assert list(script.questions(whole[:-10])) == found[:1]
