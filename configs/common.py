@@ -133,6 +133,9 @@ def get_config() -> config_dict.ConfigDict:
   # text; globs, or 'domain=glob' to name what kind of text it is.
   config.collect.prompts = ()
   config.collect.texts = ()
+  # Files of prompts with their answers (field answer of a .jsonl), to be
+  # documents as they are.
+  config.collect.answered = ()
   # The target goes on from the beginnings of texts ('prompt'), or they are
   # documents as they are ('plain').
   config.collect.text_use = 'prompt'
@@ -178,7 +181,8 @@ def get_config() -> config_dict.ConfigDict:
   config.plan.account = 'none'
 
   config.train = config_dict.ConfigDict()
-  # Directory of training text, or 'builtin' for a few sentences.
+  # Directory of training text, several with commas between them, or 'builtin'
+  # for a few sentences.
   config.train.store = ''
   # Shape of the draft; 0 is as the target has it, and all tokens for the head.
   config.train.num_layers = 1
