@@ -17,6 +17,7 @@ from speculative import sharding
 from speculative.bench import prompts
 from speculative.checkpoints import draft_dir
 from speculative.checkpoints import pretrained
+from speculative.checkpoints import sources
 from speculative.checkpoints.draft_dir import DraftCheckpoint
 from speculative.checkpoints.draft_dir import TargetIdentity
 from speculative.checkpoints.pretrained import Pretrained
@@ -189,7 +190,9 @@ def _earlier(
   """Returns the draft to start from, if it is of this shape and target."""
   if train.init != 'draft':
     return None
-  found = draft_dir.open_draft(train.from_draft)
+  found = draft_dir.open_draft(
+      sources.resolve(train.from_draft), reference=train.from_draft
+  )
   found.check_target(of_target)
   for before, now in (
       (found.config, draft),
