@@ -9,6 +9,9 @@ SMOLLM2 = (
     'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53'
 )
 
+# The draft for it that comes with the package, of configs/draft_smollm2.py.
+SMOLLM2_DRAFT = 'package://smollm2_135m_instruct'
+
 
 def get_config() -> config_dict.ConfigDict:
   """Returns greedy plain decoding; a config file changes what it is about."""
