@@ -58,6 +58,49 @@ def build(
   Raises:
     ValueError: If the text does not end with a separator, or is too long.
   """
+  groups, num_separators = _sorted(tokens_N, separator, depth, num_threads)
+  # Separators are the largest tokens, so what begins with one comes last.
+  return groups.order_N[: len(tokens_N) - num_separators]
+
+
+def occurrences(
+    tokens_N: np.ndarray,
+    *,
+    separator: int,
+    depth: int,
+    num_threads: int = 0,
+) -> np.ndarray:
+  """Tells which windows of a text occur in it more than once.
+
+  Args:
+    tokens_N: see `build`.
+    separator: see `build`.
+    depth: tokens of a window, which may go on behind separators.
+    num_threads: see `build`.
+
+  Returns:
+    uint8 [N]: 0 at a place whose window occurs nowhere else, 1 at the first
+    of several such places, 2 at the others.
+
+  Raises:
+    ValueError: As `build`.
+  """
+  groups, _ = _sorted(tokens_N, separator, depth, num_threads)
+  starts_N = groups.starts_N
+  kind_N = np.empty(len(tokens_N), np.uint8)
+  edges = _edges(starts_N)
+  for first, end in zip(edges[:-1], edges[1:], strict=True):
+    is_start = starts_N[first:end]
+    is_last = np.append(is_start[1:], True)
+    kind = np.where(is_start, np.where(is_last, 0, 1), 2)
+    kind_N[groups.order_N[first:end]] = kind
+  return kind_N
+
+
+def _sorted(
+    tokens_N: np.ndarray, separator: int, depth: int, num_threads: int
+) -> tuple['_Groups', int]:
+  """Sorts all places; returns how many are separators, too."""
   num_tokens = len(tokens_N)
   if not num_tokens or tokens_N[-1] != separator:
     raise ValueError(f'the text does not end with the separator {separator}.')
@@ -70,9 +113,7 @@ def build(
       int(np.count_nonzero(chunk == num_ids - 1)) for chunk in _chunks(ids_N)
   )
   with futures.ThreadPoolExecutor(num_threads or os.cpu_count()) as pool:
-    order_N = _sort(ids_N, num_ids, depth, pool)
-  # Separators are the largest tokens, so what begins with one comes last.
-  return order_N[: num_tokens - num_separators]
+    return _sort(ids_N, num_ids, depth, pool), num_separators
 
 
 def dense(tokens_N: np.ndarray, *, separator: int) -> tuple[np.ndarray, int]:
@@ -127,12 +168,17 @@ class _Groups:
     Args:
       function: takes the first slot and the one after the last.
     """
-    edges = [0]
-    size = len(self.order_N)
-    while edges[-1] < size:
-      edges.append(_next_start(self.starts_N, edges[-1] + _CHUNK))
+    edges = _edges(self.starts_N)
     # A list, so that errors come out.
     list(self.pool.map(function, edges[:-1], edges[1:]))
+
+
+def _edges(starts_N: np.ndarray) -> list[int]:
+  """Returns the bounds of segments that hold whole groups."""
+  edges = [0]
+  while edges[-1] < len(starts_N):
+    edges.append(_next_start(starts_N, edges[-1] + _CHUNK))
+  return edges
 
 
 def _next_start(starts_N: np.ndarray, slot: int) -> int:
@@ -147,7 +193,7 @@ def _next_start(starts_N: np.ndarray, slot: int) -> int:
 
 def _sort(
     ids_N: np.ndarray, num_ids: int, depth: int, pool: futures.Executor
-) -> np.ndarray:
+) -> _Groups:
   num_bits = max(1, (num_ids - 1).bit_length())
   groups = _by_first_token(ids_N, num_bits, pool)
   known = min(depth, 64 // num_bits)
@@ -164,7 +210,7 @@ def _sort(
     _double(groups, shift=longer - known)
     known = longer
   groups.each(lambda first, end: _by_position(groups, first, end))
-  return groups.order_N
+  return groups
 
 
 def _by_first_token(

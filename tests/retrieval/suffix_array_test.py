@@ -35,6 +35,20 @@ def test_build_is_a_plain_sort_of_windows_and_positions(text, depth):
     assert found.tolist() == _naive(tokens, separator, depth)
 
 
+@hypothesis.given(_texts(), st.integers(1, 40))
+@hypothesis.settings(deadline=None, max_examples=100)
+def test_occurrences_are_those_of_equal_windows(text, depth):
+  tokens, separator = text
+  padded = [*tokens, *[separator] * depth]
+  windows = [tuple(padded[i : i + depth]) for i in range(len(tokens))]
+  found = suffix_array.occurrences(
+      np.array(tokens), separator=separator, depth=depth
+  )
+  for i, window in enumerate(windows):
+    before = window in windows[:i]
+    assert found[i] == (2 if before else int(window in windows[i + 1 :]))
+
+
 @pytest.mark.parametrize('num_ids', [2, 300, 70_000])
 @pytest.mark.parametrize('threads', [1, 3])
 def test_segments_change_nothing(monkeypatch, num_ids, threads):
