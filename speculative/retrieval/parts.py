@@ -117,7 +117,7 @@ class Parts:
     what = [
         dataclasses.asdict(facts),
         inputs,
-        None if before is None else dataclasses.asdict(before.header),
+        before and before.header.digest,
     ]
     self._id = hashlib.sha256(json.dumps(what).encode()).hexdigest()
     self.is_finished = False

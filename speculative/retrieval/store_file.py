@@ -137,6 +137,12 @@ class Header:
   about: Mapping[str, Any]
   shards: tuple[ShardHeader, ...]
 
+  @property
+  def digest(self) -> str:
+    """SHA-256 of all of it, and so of the arrays, hexadecimal."""
+    text = json.dumps(dataclasses.asdict(self))
+    return hashlib.sha256(text.encode()).hexdigest()
+
 
 class Damaged(Exception):
   """A file is not what it should be; says in what way."""
