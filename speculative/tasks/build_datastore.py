@@ -271,12 +271,11 @@ def _build(
       plan, feed.documents, before=before, on_shard=feed.on_shard
   )
   workdir.metric({'datastore/tokens': built.store.num_tokens})
-  return _Made(
-      built.store,
-      _rates(built, feed.num_tokens),
-      workdir,
-      tuple(feed.left_out),
-  )
+  values = _rates(built, feed.num_tokens)
+  if feed.num_tokens:
+    num_left_out = sum(each.num_tokens for each in feed.left_out)
+    values['datastore/left_out_tokens'] = num_left_out
+  return _Made(built.store, values, workdir, tuple(feed.left_out))
 
 
 class _Feed:

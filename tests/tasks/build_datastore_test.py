@@ -104,6 +104,8 @@ def test_evaluated_text_is_left_out_whatever_it_comes_from(run, tmp_path):
   texts = _texts(tmp_path / 'run/datastore.store')
   assert texts == [_file('a'), _file('c')]
   assert found['datastore/left_out_documents'] == 2
+  num_file = (tmp_path / 'b.py').stat().st_size
+  assert found['datastore/left_out_tokens'] == num_file + len(planted)
   report = (tmp_path / 'run/datastore.md').read_text()
   assert 'b.py |' in report
   assert 'held.jsonl:1' in report
