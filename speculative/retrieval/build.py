@@ -9,6 +9,7 @@ where a build was stopped, nor on what was appended and what was there before.
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 import dataclasses
 import pathlib
 import time
@@ -33,15 +34,18 @@ _OLD = -1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Document:
-  """One text.
+  """One text, or what is left of it without what is evaluated.
 
   Attributes:
-    tokens: ids, [T]; None where it is left out because it is evaluated.
+    parts: ids of it, [T] each; several where it was cut, none where all of it
+      was left out.
     source: its number among the sources.
+    num_left_out: tokens of it that were.
   """
 
-  tokens: np.ndarray | None
+  parts: Sequence[np.ndarray]
   source: int = 0
+  num_left_out: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,28 +204,48 @@ def _joined(
     old = split(last, separator=before.header.separator)
     for number, tokens in enumerate(old):
       if number >= first:
-        yield Document(tokens, _OLD)
+        yield Document([tokens], _OLD)
   yield from documents(max(0, first - num_old))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Piece:
+  """What goes into a shard as a whole, with a separator behind it.
+
+  Attributes:
+    place: in the documents.
+    tokens: of it; None where there are none of the document.
+    source: of the document.
+    num_left_out: tokens of the document that were, at its first piece.
+  """
+
+  place: Place
+  tokens: np.ndarray | None
+  source: int
+  num_left_out: int
 
 
 def _pieces(
     documents: Iterable[Document], first: Place, plan: Plan
-) -> Iterator[tuple[Place, Document]]:
-  """Yields documents with their place; one too long for a shard in pieces."""
+) -> Iterator[_Piece]:
+  """Yields parts of documents; those too long for a shard in pieces."""
   longest = plan.shard_tokens - 1
   for number, document in enumerate(documents, first.document):
-    tokens = document.tokens
-    if tokens is None:
-      yield Place(number), document
-      continue
-    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < (
-        plan.facts.vocab_size
-    ):
-      raise ValueError(f'document {number} has ids outside the vocabulary.')
+    found = []
+    for part in document.parts:
+      if len(part) and not 0 <= part.min() <= part.max() < (
+          plan.facts.vocab_size
+      ):
+        raise ValueError(f'document {number} has ids outside the vocabulary.')
+      found += [part[i : i + longest] for i in range(0, len(part), longest)]
     done = first.piece if number == first.document else 0
-    for piece in range(done, -(-len(tokens) // longest)):
-      part = tokens[piece * longest : (piece + 1) * longest]
-      yield Place(number, piece), Document(part, document.source)
+    for piece, tokens in list(enumerate(found or [None]))[done:]:
+      yield _Piece(
+          Place(number, piece),
+          tokens,
+          document.source,
+          0 if piece else document.num_left_out,
+      )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -240,7 +264,7 @@ class _Filled:
 
 
 def _fill(
-    plan: Plan, pieces: Iterable[tuple[Place, Document]], first: Place
+    plan: Plan, pieces: Iterable[_Piece], first: Place
 ) -> Iterator[_Filled]:
   """Yields full shards, and what is left at the end if there is anything."""
   separator = plan.facts.vocab_size
@@ -248,20 +272,18 @@ def _fill(
   # Pages are used as they fill.
   buffer = np.empty(plan.shard_tokens, np.uint16 if narrow else np.uint32)
   size, counts, after = 0, Counts(len(plan.facts.sources)), first
-  for place, document in pieces:
-    tokens = document.tokens
-    after = Place(place.document + 1)
-    if tokens is None:
-      counts.left_out(document.source)
-      continue
-    if size + len(tokens) >= len(buffer):
-      yield _Filled(buffer[:size], counts, place)
+  for piece in pieces:
+    num_tokens = 0 if piece.tokens is None else len(piece.tokens) + 1
+    if size + num_tokens > len(buffer):
+      yield _Filled(buffer[:size], counts, piece.place)
       size, counts = 0, Counts(len(plan.facts.sources))
-    end = size + len(tokens)
-    buffer[size:end] = tokens
-    buffer[end] = separator
-    size = end + 1
-    if document.source != _OLD:
-      counts.taken(document.source, len(tokens) + 1)
+    after = Place(piece.place.document + 1)
+    if num_tokens:
+      end = size + num_tokens
+      buffer[size : end - 1] = piece.tokens
+      buffer[end - 1] = separator
+      size = end
+    if piece.source != _OLD:
+      counts.add(piece.source, num_tokens, piece.num_left_out)
   if size or counts.any():
     yield _Filled(buffer[:size], counts, after)

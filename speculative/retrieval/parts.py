@@ -50,29 +50,28 @@ class Counts:
     Args:
       num_sources: how many.
     """
-    self._counts = [[0, 0, 0] for _ in range(num_sources)]
+    self._counts = [Source('') for _ in range(num_sources)]
 
-  def taken(self, source: int, num_tokens: int) -> None:
+  def add(self, source: int, num_tokens: int, num_left_out: int) -> None:
     """Counts a document.
 
     Args:
       source: its number.
-      num_tokens: with the separator.
+      num_tokens: with the separator; 0 where there is no document.
+      num_left_out: tokens that were left out of it, or before it.
     """
-    self._counts[source][0] += 1
-    self._counts[source][1] += num_tokens
-
-  def left_out(self, source: int) -> None:
-    """Counts a document that is evaluated.
-
-    Args:
-      source: its number.
-    """
-    self._counts[source][2] += 1
+    one = Source(
+        '',
+        num_documents=int(num_tokens > 0),
+        num_tokens=num_tokens,
+        num_left_out=int(num_left_out > 0),
+        left_out_tokens=num_left_out,
+    )
+    self._counts[source] = self._counts[source].plus(one)
 
   def any(self) -> bool:
     """Whether anything was counted."""
-    return any(map(any, self._counts))
+    return any(each != Source('') for each in self._counts)
 
   def added_to(self, sources: tuple[Source, ...]) -> tuple[Source, ...]:
     """Returns sources with these counts added.
@@ -81,15 +80,8 @@ class Counts:
       sources: as many.
     """
     return tuple(
-        dataclasses.replace(
-            source,
-            num_documents=source.num_documents + documents,
-            num_tokens=source.num_tokens + tokens,
-            num_left_out=source.num_left_out + left_out,
-        )
-        for source, (documents, tokens, left_out) in zip(
-            sources, self._counts, strict=True
-        )
+        source.plus(each)
+        for source, each in zip(sources, self._counts, strict=True)
     )
 
 
@@ -207,19 +199,9 @@ class Parts:
       UserError: If it cannot be written.
     """
     stores = self._stores()
-    sources = tuple(
-        dataclasses.replace(
-            source,
-            num_documents=sum(f.num_documents for f in found),
-            num_tokens=sum(f.num_tokens for f in found),
-            num_left_out=sum(f.num_left_out for f in found),
-        )
-        for source, *found in zip(
-            self._facts.sources,
-            *[store.facts.sources for store in stores],
-            strict=True,
-        )
-    )
+    sources = self._facts.sources
+    for store in stores:
+      sources = tuple(map(Source.plus, sources, store.facts.sources))
     shards = [shard for store in stores for shard in store.shards]
     if self._before is not None:
       sources = self._before.facts.sources + sources

@@ -74,13 +74,30 @@ class Source:
     name: as the user gave it.
     num_documents: taken from there.
     num_tokens: of them, separators included.
-    num_left_out: documents that were not taken because they are evaluated.
+    num_left_out: documents of which some or all was not taken, because it is
+      evaluated.
+    left_out_tokens: of those documents, not taken.
   """
 
   name: str
   num_documents: int = 0
   num_tokens: int = 0
   num_left_out: int = 0
+  left_out_tokens: int = 0
+
+  def plus(self, other: 'Source') -> 'Source':
+    """Returns it with the counts of another one added.
+
+    Args:
+      other: whose name does not count.
+    """
+    return Source(
+        name=self.name,
+        num_documents=self.num_documents + other.num_documents,
+        num_tokens=self.num_tokens + other.num_tokens,
+        num_left_out=self.num_left_out + other.num_left_out,
+        left_out_tokens=self.left_out_tokens + other.left_out_tokens,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,9 +280,7 @@ class FileWriter:
     """
     offset = self._pad()
     digest = hashlib.sha256()
-    step = max(1, _BLOCK // data.itemsize)
-    for start in range(0, len(data), step):
-      block = np.ascontiguousarray(data[start : start + step]).view(np.uint8)
+    for block in _blocks(data):
       digest.update(block)
       self._file.write(block)
     return Array(offset, len(data), digest.hexdigest())
@@ -297,12 +312,16 @@ def checksum(data: np.ndarray) -> str:
     data: a memory map is read block by block.
   """
   digest = hashlib.sha256()
+  for block in _blocks(data):
+    digest.update(block)
+  return digest.hexdigest()
+
+
+def _blocks(data: np.ndarray) -> Iterator[np.ndarray]:
+  """Yields an array's bytes, some at a time."""
   step = max(1, _BLOCK // data.itemsize)
   for start in range(0, len(data), step):
-    digest.update(
-        np.ascontiguousarray(data[start : start + step]).view(np.uint8)
-    )
-  return digest.hexdigest()
+    yield np.ascontiguousarray(data[start : start + step]).view(np.uint8)
 
 
 @contextlib.contextmanager

@@ -175,7 +175,7 @@ def _reduce(
   def documents(first: int) -> Iterator[Document]:
     for number, tokens in enumerate(reduce.documents(source, found)):
       if number >= first:
-        yield Document(tokens)
+        yield Document([tokens])
 
   built = build.build(plan, documents)
   values = {f'datastore/{name}': value for name, value in dropped.items()}
@@ -272,9 +272,6 @@ def _build(
   )
   workdir.metric({'datastore/tokens': built.store.num_tokens})
   values = _rates(built, feed.num_tokens)
-  if feed.num_tokens:
-    num_left_out = sum(each.num_tokens for each in feed.left_out)
-    values['datastore/left_out_tokens'] = num_left_out
   return _Made(built.store, values, workdir, tuple(feed.left_out))
 
 
@@ -309,15 +306,14 @@ class _Feed:
         self._settings,
         num_processes=self._num_processes,
     ):
-      item, size = encoded.item, len(encoded.tokens)
+      item = encoded.item
       self._size += item.size
-      self.num_tokens += size
-      self._progress.look(size, item.size)
-      if encoded.found is None:
-        yield Document(encoded.tokens, item.source)
-      else:
-        self.left_out.append(LeftOut(item.where, size, encoded.found))
-        yield Document(None, item.source)
+      self.num_tokens += encoded.num_tokens
+      self._progress.look(encoded.num_tokens, item.size)
+      num_left_out = encoded.num_left_out
+      if encoded.found:
+        self.left_out.append(LeftOut(item.where, num_left_out, encoded.found))
+      yield Document(encoded.parts, item.source, num_left_out)
 
   def on_shard(self, num_tokens: int, seconds: float) -> None:
     """Writes a line of metrics."""

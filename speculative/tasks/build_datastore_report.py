@@ -34,11 +34,11 @@ _LINES = (
 
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-  """A document that is not in the datastore.
+  """A document that is not in the datastore, or not all of it.
 
   Attributes:
     where: file, and line or number in it.
-    num_tokens: of it.
+    num_tokens: of it that are not.
     found: what it shares with evaluated text.
   """
 
@@ -62,6 +62,7 @@ def summary(store: Datastore) -> dict[str, Any]:
       'datastore/id_bytes': store.header.id_bytes,
       'datastore/depth': store.header.depth,
       'datastore/left_out_documents': sum(s.num_left_out for s in sources),
+      'datastore/left_out_tokens': sum(s.left_out_tokens for s in sources),
   }
 
 
@@ -84,12 +85,12 @@ def report(
       f'{store.num_bytes / 1e6:,.1f} MB. Matches are at most '
       f'{store.header.depth} tokens long.',
       '',
-      '| source | documents | tokens | left out |',
-      '|---|---|---|---|',
+      '| source | documents | tokens | some or all left out of | tokens |',
+      '|---|---|---|---|---|',
   ]
   lines += [
       f'| {s.name} | {s.num_documents:,} | {s.num_tokens:,} | '
-      f'{s.num_left_out:,} |'
+      f'{s.num_left_out:,} | {s.left_out_tokens:,} |'
       for s in store.facts.sources
   ]
   lines.append('')
@@ -106,10 +107,10 @@ def _overlaps(left_out: Sequence[LeftOut]) -> list[str]:
     return []
   tokens = sum(each.num_tokens for each in left_out)
   lines = [
-      f'This run left out {len(left_out):,} documents of {tokens:,} tokens, '
+      f'This run left {tokens:,} tokens out of {len(left_out):,} documents, '
       'which overlap with evaluated text. The worst:',
       '',
-      '| document | tokens | overlaps with | runs of tokens | of words | '
+      '| document | left out | overlaps with | runs of tokens | of words | '
       'for instance |',
       '|---|---|---|---|---|---|',
   ]

@@ -1,4 +1,11 @@
-"""Text into token ids in several processes, in order, and what is evaluated."""
+"""Text into token ids in several processes, in order, and what is evaluated.
+
+Of a text that overlaps with evaluated ones, the pieces that do and one on each
+side of them are cut out, and what is left are documents of their own: a file of
+thousands of lines may share a list of numbers with a test. Where more than a
+quarter of a text overlaps, all of it is left out, since its author had the
+evaluated one in mind.
+"""
 
 from collections import deque
 from collections.abc import Iterable
@@ -6,6 +13,7 @@ from collections.abc import Iterator
 from concurrent import futures
 import dataclasses
 import functools
+import itertools
 import multiprocessing
 from multiprocessing import connection
 import os
@@ -29,6 +37,10 @@ _BATCH_BYTES = 1 << 18
 _AHEAD = 4
 # Characters encoded at once: longer texts are cut at a line end.
 _PIECE = 1 << 20
+# Characters of a piece that is cut out, up to the end of its line; and the most
+# of a text that may be.
+_CUT = 1024
+_MOST = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +68,21 @@ class Encoded:
 
   Attributes:
     item: it came from, without its text.
-    tokens: ids.
+    parts: ids of what is left of it, one array where nothing is cut out.
+    num_tokens: of all of it.
     found: what it shares with evaluated text, None for nothing.
   """
 
   item: Item
-  tokens: np.ndarray
+  parts: tuple[np.ndarray, ...]
+  num_tokens: int
   found: Found | None
+
+  @property
+  def num_left_out(self) -> int:
+    """Tokens that are not in the parts; at least 1 where text was found."""
+    left_out = self.num_tokens - sum(map(len, self.parts))
+    return max(left_out, 1 if self.found else 0)
 
 
 class Encoder:
@@ -109,13 +129,46 @@ class Encoder:
     else:
       # What JSON can write but Unicode does not have.
       text = text.encode('utf-8', 'replace').decode('utf-8')
-      ids = []
-      for piece in prompt_text.pieces(text, _PIECE):
-        ids += self._ids(piece)
-      tokens = np.array(ids, np.uint32)
+      tokens = self._tokens(text)
     found = self.overlap.find(tokens.tolist(), text) if self.overlap else None
+    parts = (tokens,)
+    if found:
+      # Collected text is short, and its special tokens are no text.
+      kept = [] if item.tokens is not None else self._around(text)
+      parts = tuple(map(self._tokens, kept))
     bare = dataclasses.replace(item, text='', tokens=None)
-    return Encoded(bare, tokens, found)
+    return Encoded(bare, parts, len(tokens), found)
+
+  def _tokens(self, text: str) -> np.ndarray:
+    ids = []
+    for piece in prompt_text.pieces(text, _PIECE):
+      ids += self._ids(piece)
+    return np.array(ids, np.uint32)
+
+  def _finds(self, text: str) -> bool:
+    return self.overlap.find(self._tokens(text).tolist(), text) is not None
+
+  def _around(self, text: str) -> list[str]:
+    """Returns what is left of a text around evaluated pieces."""
+    pieces = prompt_text.pieces(text, _CUT)
+    alone = np.array([self._finds(piece) for piece in pieces])
+    is_found = alone.copy()
+    for i, pair in enumerate(itertools.pairwise(pieces)):
+      if not alone[i : i + 2].any() and self._finds(''.join(pair)):
+        is_found[i : i + 2] = True
+    if is_found.mean() > _MOST:
+      return []
+    is_near = is_found.copy()
+    is_near[1:] |= is_found[:-1]
+    is_near[:-1] |= is_found[1:]
+    left = [
+        ''.join(piece for piece, _ in group)
+        for near, group in itertools.groupby(
+            zip(pieces, is_near, strict=True), key=lambda each: each[1]
+        )
+        if not near
+    ]
+    return [part for part in left if not self._finds(part)]
 
 
 def _read(path: str) -> str:

@@ -18,10 +18,11 @@ _VOCAB = 70_000
 def _documents(num, seed=0):
   rng = np.random.default_rng(seed)
   found = [
-      Document(rng.integers(0, _VOCAB, rng.integers(0, 12)), int(i % 2))
+      Document([rng.integers(0, _VOCAB, rng.integers(0, 12))], int(i % 2))
       for i in range(num)
   ]
-  return [*found, Document(None, 1), Document(np.arange(50), 0)]
+  cut = Document([np.arange(3), np.arange(4)], 0, 5)
+  return [*found, Document([], 1, 9), cut, Document([np.arange(50)], 0)]
 
 
 def _plan(path, shard_tokens=20, inputs='some', **facts):
@@ -64,16 +65,17 @@ def test_documents_are_there_in_their_order_and_counted(tmp_path):
   documents = _documents(20)
   built = _build(tmp_path / 'x', documents)
   store = datastore.open_store(tmp_path / 'x', verify='all')
-  wanted = [d.tokens.tolist() for d in documents[:20] if len(d.tokens)]
+  wanted = [d.parts[0].tolist() for d in documents[:20] if len(d.parts[0])]
   long = list(range(50))
-  wanted += [long[:19], long[19:38], long[38:]]
+  wanted += [long[:3], long[:4], long[:19], long[19:38], long[38:]]
   assert _texts(store) == wanted
   assert len(store.shards) > 5
   assert all(shard.num_tokens <= 20 for shard in store.shards)
   sources = store.facts.sources
   assert sum(s.num_documents for s in sources) == store.num_documents
   assert sum(s.num_tokens for s in sources) == store.num_tokens
-  assert [s.num_left_out for s in sources] == [0, 1]
+  assert [s.num_left_out for s in sources] == [1, 1]
+  assert [s.left_out_tokens for s in sources] == [5, 9]
   assert built.num_sorted == store.num_tokens
   assert os.listdir(tmp_path) == ['x']
 
@@ -113,7 +115,7 @@ def test_a_build_that_was_killed_goes_on_to_the_same_file(tmp_path, kill_at):
 
 
 def test_a_kill_inside_a_long_document_goes_on_inside_it(tmp_path):
-  documents = [Document(np.arange(100))]
+  documents = [Document([np.arange(50), np.arange(100)])]
   _build(tmp_path / 'whole', documents)
 
   def die(*unused):
@@ -144,7 +146,7 @@ def test_append_makes_no_full_shard_again(tmp_path):
   done = []
   built = _build(
       tmp_path / 'x',
-      [Document(np.arange(3))],
+      [Document([np.arange(3)])],
       before=before,
       on_shard=lambda tokens, seconds: done.append(tokens),
   )
@@ -156,7 +158,7 @@ def test_an_append_that_was_killed_at_its_end_is_done_once(
     tmp_path, monkeypatch, where
 ):
   before = _build(tmp_path / 'x', _documents(4)).store
-  new = [Document(np.arange(30))]
+  new = [Document([np.arange(30)])]
 
   def die(*unused):
     raise _Killed
@@ -201,22 +203,24 @@ def test_two_processes_do_not_build_one_datastore(tmp_path):
 
 
 def test_nothing_to_take_makes_an_empty_datastore_that_says_why(tmp_path):
-  store = _build(tmp_path / 'x', [Document(None, 1)] * 3).store
+  store = _build(tmp_path / 'x', [Document([], 1, 2)] * 3).store
   assert store.shards == ()
   assert [s.num_left_out for s in store.facts.sources] == [0, 3]
-  more = _build(tmp_path / 'x', [Document(np.arange(3))], before=store).store
+  more = _build(tmp_path / 'x', [Document([np.arange(3)])], before=store).store
   assert _texts(more) == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize('bad', [-1, _VOCAB])
 def test_ids_outside_the_vocabulary_are_refused(tmp_path, bad):
   with pytest.raises(ValueError, match='document 1 has ids outside'):
-    _build(tmp_path / 'x', [Document(np.arange(3)), Document(np.array([bad]))])
+    _build(
+        tmp_path / 'x', [Document([np.arange(3)]), Document([np.array([bad])])]
+    )
 
 
 def test_the_peak_of_memory_is_measured(tmp_path):
   tokens = np.random.default_rng(0).integers(0, _VOCAB, 2_000_000)
-  built = _build(tmp_path / 'x', [Document(tokens)], shard_tokens=3_000_000)
+  built = _build(tmp_path / 'x', [Document([tokens])], shard_tokens=3_000_000)
   # 4 bytes of tokens, 4 of the result; see suffix_array for what comes beside.
   assert 8 < built.peak_bytes <= 45 or not os.path.exists('/proc/self/status')
   assert built.sort_s > 0

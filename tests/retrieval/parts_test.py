@@ -19,7 +19,7 @@ def _open(path, inputs='some'):
 def _counts(*documents):
   counts = Counts(2)
   for source, num_tokens in documents:
-    counts.taken(source, num_tokens)
+    counts.add(source, num_tokens, 0)
   return counts
 
 
@@ -35,14 +35,14 @@ def test_parts_wait_in_their_order_and_become_one_file(tmp_path):
   with _open(path) as parts:
     assert parts.place() == Place(1, 2)
     counts = _counts((0, 2), (1, 2))
-    counts.left_out(1)
+    counts.add(1, 0, 7)
     parts.add([_shard(3)], counts, Place(4))
     assert parts.place() == Place(4)
     assert not path.exists()
     parts.finish()
   store = datastore.open_store(path)
   assert [s.tokens().tolist() for s in store.shards] == [[1, 2, 9], [3, 9]]
-  assert store.facts.sources == (Source('a', 2, 5), Source('b', 1, 2, 1))
+  assert store.facts.sources == (Source('a', 2, 5), Source('b', 1, 2, 1, 7))
   assert not (tmp_path / 'x.partial').exists()
 
 

@@ -9,12 +9,13 @@ from speculative.train.overlap import Found
 
 
 def test_the_report_says_what_there_is_and_what_is_not(tmp_path):
-  sources = (Source('a/*.py', 1, 4, 2), Source('b.jsonl', 0, 0, 1))
+  sources = (Source('a/*.py', 1, 4, 2, 50), Source('b.jsonl', 0, 0, 1, 7))
   shard = datastore.make_shard(np.array([1, 2, 3, 9]), separator=9)
   datastore.write(tmp_path / 'x', Facts('aaaa', 9, sources=sources), [shard])
   store = datastore.open_store(tmp_path / 'x')
   found = build_datastore_report.summary(store)
   assert found['datastore/left_out_documents'] == 3
+  assert found['datastore/left_out_tokens'] == 57
   assert found['datastore/bytes'] == 4 * 2 + 3 * 4
   found |= {
       'datastore/build_tokens_per_s': 1_500_000,
@@ -26,9 +27,9 @@ def test_the_report_says_what_there_is_and_what_is_not(tmp_path):
   ]
   text = build_datastore_report.report(found, store, left_out)
   assert '1 documents, 4 tokens' in text
-  assert '| a/*.py | 1 | 4 | 2 |' in text
+  assert '| a/*.py | 1 | 4 | 2 | 50 |' in text
   assert '1,500,000 tokens/s.' in text
   assert 'those of the target: True.' in text
-  assert '2 documents of 30 tokens' in text
+  assert 'left 30 tokens out of 2 documents' in text
   assert text.index('large') < text.index('small')
   assert all(len(line) < 200 for line in text.splitlines())

@@ -35,7 +35,7 @@ def test_text_is_encoded_as_it_stands(settings, tmp_path):
   path = tmp_path / 'a.txt'
   path.write_bytes(b'no </s> token\r\n\xff')
   (found,) = _encode([Item('a', 3, 9, path=str(path))], settings)
-  assert bytes(found.tokens.tolist()).decode() == 'no </s> token\n\ufffd'
+  assert bytes(found.parts[0].tolist()).decode() == 'no </s> token\n\ufffd'
   assert (found.item.source, found.found) == (3, None)
 
 
@@ -45,7 +45,7 @@ def test_a_long_text_is_cut_at_line_ends_and_nothing_is_lost(
   monkeypatch.setattr(datastore_encode, '_PIECE', 5)
   text = 'one\ntwo\n\nthree and more\n'
   (found,) = _encode([Item('a', 0, 1, text=text)], settings)
-  assert bytes(found.tokens.tolist()).decode() == text
+  assert bytes(found.parts[0].tolist()).decode() == text
 
 
 def test_what_is_evaluated_is_found_in_text_and_in_tokens(settings):
@@ -57,15 +57,35 @@ def test_what_is_evaluated_is_found_in_text_and_in_tokens(settings):
   ]
   found = _encode(items, settings)
   assert [bool(each.found) for each in found] == [False, True, True]
-  assert found[2].tokens.tolist() == tokens.tolist()
+  assert [each.num_left_out for each in found] == [0, *[len(_HELD) + 4] * 2]
+  assert found[1].parts == found[2].parts == ()
   assert found[1].item.text == ''
+
+
+@pytest.mark.parametrize('planted', [1100, 1024 - 20])
+def test_an_evaluated_line_of_a_long_text_is_cut_out(settings, planted):
+  filler = ''.join(f'{i:07}\n' for i in range(2000))
+  text = f'{filler[:planted]}\n{_HELD}\n{filler[planted:]}'
+  (found,) = _encode([Item('a', 0, 1, text=text)], settings)
+  parts = [bytes(part.tolist()).decode() for part in found.parts]
+  assert 0 < found.num_left_out < 5 * 1024
+  assert found.num_left_out == len(text) - sum(map(len, parts))
+  assert all(part in text and 'evaluated' not in part for part in parts)
+  assert text.endswith(parts[-1])
+  assert parts[-1].startswith('0000')
+
+
+def test_a_text_of_which_much_is_evaluated_is_left_out(settings):
+  text = f'{"x = 1" * 200}\n{_HELD}\n' * 20
+  (found,) = _encode([Item('a', 0, 1, text=text)], settings)
+  assert found.parts == ()
 
 
 @pytest.mark.slow
 def test_processes_keep_the_order_and_pass_mistakes_on(settings):
   items = [Item('a', 0, 1 << 17, text=f'text {i}') for i in range(30)]
   found = _encode(items, settings, num_processes=2)
-  texts = [bytes(each.tokens.tolist()).decode() for each in found]
+  texts = [bytes(each.parts[0].tolist()).decode() for each in found]
   assert texts == [item.text for item in items]
   items[20] = Item('b', 0, 1, path='absent.txt')
   with pytest.raises(UserError, match='absent.txt cannot be read'):
