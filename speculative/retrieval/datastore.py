@@ -17,6 +17,7 @@ import numpy as np
 
 from speculative.errors import UserError
 from speculative.retrieval import store_file
+from speculative.retrieval import store_writer
 from speculative.retrieval import suffix_array
 from speculative.retrieval.store_file import Header
 from speculative.retrieval.store_file import ShardHeader
@@ -266,7 +267,7 @@ def write(
         shards=tuple(written),
     )
 
-  with store_file.replacing(path, header) as file:
+  with store_writer.replacing(path, header) as file:
     for shard in shards:
       arrays = {'low': shard.low, 'high': shard.high}
       arrays['suffixes'] = shard.suffixes

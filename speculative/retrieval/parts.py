@@ -16,7 +16,7 @@ from typing import Any
 
 from speculative.errors import UserError
 from speculative.retrieval import datastore
-from speculative.retrieval import store_file
+from speculative.retrieval import store_writer
 from speculative.retrieval.datastore import Datastore
 from speculative.retrieval.datastore import Facts
 from speculative.retrieval.datastore import ShardView
@@ -120,11 +120,11 @@ class Parts:
     Raises:
       UserError: If something else is being built there, or by someone else.
     """
-    with store_file.writing(self._directory):
+    with store_writer.writing(self._directory):
       self._directory.mkdir(parents=True, exist_ok=True)
       self._file = open(self._directory / _LOCK, 'wb')
     try:
-      store_file.lock(self._file, self._path)
+      store_writer.lock(self._file, self._path)
       self._begin()
     except BaseException:
       self._file.close()
@@ -157,7 +157,7 @@ class Parts:
 
   def _write_plan(self, plan: pathlib.Path) -> None:
     beside = plan.with_name(f'.{_PLAN}')
-    with store_file.writing(plan):
+    with store_writer.writing(plan):
       beside.write_text(json.dumps({'id': self._id}))
       os.replace(beside, plan)
 

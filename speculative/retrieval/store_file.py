@@ -21,12 +21,10 @@ A file is written beside its place and renamed: whoever opens it finds the old
 one or the new one, and a writer that dies leaves the old one.
 """
 
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -41,8 +39,8 @@ from speculative.errors import UserError
 
 MAGIC = b'\x89SPECDS\n'
 VERSION = 1
-_PREAMBLE = struct.Struct('<8sIIQQ32s')
-_ALIGNMENT = 64
+PREAMBLE = struct.Struct('<8sIIQQ32s')
+ALIGNMENT = 64
 # Bytes copied or summed at once.
 _BLOCK = 1 << 24
 
@@ -206,12 +204,12 @@ def read_header(file: BinaryIO) -> Header:
     Damaged: If it is no datastore, of another version, cut short or corrupt.
   """
   size = os.fstat(file.fileno()).st_size
-  start = file.read(_PREAMBLE.size)
+  start = file.read(PREAMBLE.size)
   if not start.startswith(MAGIC):
     raise Damaged('is no datastore: it begins otherwise')
-  if len(start) < _PREAMBLE.size:
+  if len(start) < PREAMBLE.size:
     raise Damaged(f'is cut short: it has {size} bytes')
-  _, version, _, offset, length, digest = _PREAMBLE.unpack(start)
+  _, version, _, offset, length, digest = PREAMBLE.unpack(start)
   if version != VERSION:
     raise Damaged(f'has version {version}, not {VERSION}')
   if offset + length != size:
@@ -256,53 +254,9 @@ def _check(header: Header, end: int) -> None:
       last = array.offset + array.size * (
           array_dtype(name, header.id_bytes).itemsize
       )
-      inside = _PREAMBLE.size <= array.offset <= last <= end
-      if array.size != wanted or not inside or array.offset % _ALIGNMENT:
+      inside = PREAMBLE.size <= array.offset <= last <= end
+      if array.size != wanted or not inside or array.offset % ALIGNMENT:
         raise Damaged(f'has an array {name} of {array.size} entries')
-
-
-class FileWriter:
-  """Writes arrays one after the other; see `replacing`."""
-
-  def __init__(self, file: BinaryIO) -> None:
-    """Leaves room for what comes first in the file but is known last."""
-    self._file = file
-    self._file.write(bytes(_PREAMBLE.size))
-
-  def add(self, data: np.ndarray) -> Array:
-    """Writes an array.
-
-    Args:
-      data: of the type that the file has; a memory map is read block by block.
-
-    Returns:
-      Where it lies.
-    """
-    offset = self._pad()
-    digest = hashlib.sha256()
-    for block in _blocks(data):
-      digest.update(block)
-      self._file.write(block)
-    return Array(offset, len(data), digest.hexdigest())
-
-  def finish(self, header: Header) -> None:
-    """Writes the header, and where it is.
-
-    Args:
-      header: of the whole file.
-    """
-    offset = self._pad()
-    text = json.dumps(dataclasses.asdict(header)).encode()
-    self._file.write(text)
-    self._file.seek(0)
-    digest = hashlib.sha256(text).digest()
-    self._file.write(
-        _PREAMBLE.pack(MAGIC, VERSION, 0, offset, len(text), digest)
-    )
-
-  def _pad(self) -> int:
-    self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
-    return self._file.tell()
 
 
 def checksum(data: np.ndarray) -> str:
@@ -312,97 +266,17 @@ def checksum(data: np.ndarray) -> str:
     data: a memory map is read block by block.
   """
   digest = hashlib.sha256()
-  for block in _blocks(data):
+  for block in blocks(data):
     digest.update(block)
   return digest.hexdigest()
 
 
-def _blocks(data: np.ndarray) -> Iterator[np.ndarray]:
-  """Yields an array's bytes, some at a time."""
+def blocks(data: np.ndarray) -> Iterator[np.ndarray]:
+  """Yields an array's bytes, some at a time.
+
+  Args:
+    data: of any type.
+  """
   step = max(1, _BLOCK // data.itemsize)
   for start in range(0, len(data), step):
     yield np.ascontiguousarray(data[start : start + step]).view(np.uint8)
-
-
-@contextlib.contextmanager
-def writing(path: pathlib.Path) -> Iterator[None]:
-  """Turns what the file system refuses into the user's error.
-
-  Args:
-    path: of what is written.
-
-  Raises:
-    UserError: Naming the path.
-  """
-  try:
-    yield
-  except OSError as error:
-    raise UserError(
-        f'{path} cannot be written ({error.strerror or error}); free some '
-        'space there, or name another file.'
-    ) from error
-
-
-def lock(file: BinaryIO, path: pathlib.Path) -> None:
-  """Keeps other processes out until a file is closed.
-
-  Args:
-    file: open.
-    path: of the datastore it is about.
-
-  Raises:
-    UserError: If one is in.
-  """
-  try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except OSError as error:
-    raise UserError(
-        f'another process writes the datastore {path}; wait for it, or name '
-        'another file.'
-    ) from error
-
-
-@contextlib.contextmanager
-def replacing(
-    path: pathlib.Path, finish: Callable[[], Header]
-) -> Iterator[FileWriter]:
-  """Writes a file that takes the place of another when all of it is there.
-
-  Args:
-    path: of the file.
-    finish: gives the header when all arrays have been added.
-
-  Yields:
-    What adds arrays.
-
-  Raises:
-    UserError: If it cannot be written, or another process is at it; an older
-      file is untouched then.
-  """
-  beside = path.with_name(f'.{path.name}.new')
-  with writing(path), open(beside, 'a+b') as locked:
-    lock(locked, path)
-    if not _is_there(beside, locked):
-      raise UserError(
-          f'another process has written the datastore {path} just now; run '
-          'the same again.'
-      )
-    try:
-      with open(beside, 'w+b') as file:
-        writer = FileWriter(file)
-        yield writer
-        writer.finish(finish())
-        file.flush()
-        os.fsync(file.fileno())
-      os.replace(beside, path)
-    except BaseException:
-      beside.unlink(missing_ok=True)
-      raise
-
-
-def _is_there(path: pathlib.Path, file: BinaryIO) -> bool:
-  """Whether a name still belongs to the file it was opened as."""
-  try:
-    return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-  except FileNotFoundError:
-    return False

@@ -190,8 +190,9 @@ def _rates(built: Built, num_encoded: int = 0) -> dict[str, Any]:
     values |= {
         'datastore/sort_s': round(built.sort_s, 3),
         'datastore/build_tokens_per_s': round(built.num_sorted / built.sort_s),
-        'datastore/peak_bytes_per_token': round(built.peak_bytes, 1),
     }
+  if built.peak_bytes:
+    values['datastore/peak_bytes_per_token'] = round(built.peak_bytes, 1)
   if num_encoded:
     values |= {
         'datastore/encode_s': round(built.encode_s, 3),

@@ -6,7 +6,7 @@ import pytest
 
 from speculative.errors import UserError
 from speculative.retrieval import datastore
-from speculative.retrieval import store_file
+from speculative.retrieval import store_writer
 from speculative.retrieval.datastore import Facts
 from speculative.retrieval.datastore import ShardView
 from speculative.retrieval.store_file import Source
@@ -132,9 +132,9 @@ def test_a_flipped_bit_of_an_array_is_found_by_its_checksum(tmp_path, name):
 )
 def test_a_header_that_points_outside_is_refused(tmp_path, monkeypatch, change):
   path = tmp_path / 'x'
-  add = store_file.FileWriter.add
+  add = store_writer.FileWriter.add
   monkeypatch.setattr(
-      store_file.FileWriter,
+      store_writer.FileWriter,
       'add',
       lambda self, data: dataclasses.replace(add(self, data), **change),
   )
