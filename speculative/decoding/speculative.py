@@ -14,6 +14,7 @@ from speculative.decoding import log_probs as log_probs_lib
 from speculative.decoding import state as state_lib
 from speculative.decoding import tree as tree_lib
 from speculative.decoding import verify
+from speculative.decoding import verify_tree as verify_tree_lib
 from speculative.decoding.drafter import Drafter
 from speculative.decoding.drafter import Proposal
 from speculative.decoding.log_probs import LogProbs
@@ -91,7 +92,7 @@ class Speculative:
   drafter: Drafter
   rule: str = 'token'
   verifier: Callable[..., Verdict] = verify.verify_chain
-  tree_verifier: Callable[..., TreeVerdict] = tree_lib.verify_tree
+  tree_verifier: Callable[..., TreeVerdict] = verify_tree_lib.verify_tree
 
   @property
   def num_draft_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 The children of a node are drawn one after another without replacement from the
 draft's law there, and that law is reported, so that a sampled row keeps the
-target's law (`decoding.tree`). A greedy row gets the likeliest tokens.
+target's law (`decoding.verify_tree`). A greedy row gets the likeliest tokens.
 
     widths (2, 1): two tokens after the text, one after each of them
       parent [-1, -1, 0, 1]; two passes of the draft, over the text and 2 nodes
