@@ -94,6 +94,7 @@ def test_other_trees_say_the_same(check, seed):
   check(_MIXED, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['greedy', 'mixed'])
 def test_passes_over_fewer_nodes_say_the_same(check, name):
   drafter = dataclasses.replace(_TREE, sizes=(1, 3, 7))
@@ -216,7 +217,7 @@ class _Listening(RandomTree):
 
 
 def test_features_come_in_the_order_of_the_text(plain, prompts, target_params):
-  """They are those of a pass over the text itself."""
+  """They are those of a pass over the text itself, which is the plain one."""
   drafter = _Listening(7, 4, _V, right=0.9, sizes=(2, 7))
   expected = plain.generate(prompts, _GREEDY)
   engine = Engine(
@@ -243,6 +244,8 @@ def test_features_come_in_the_order_of_the_text(plain, prompts, target_params):
     )
     after = np.asarray(carry.state.seq_len_B)
     for row in range(4):
+      text = [*prompts[row], *expected.token_ids[row]][: after[row]]
+      np.testing.assert_array_equal(tokens_BS[row, : after[row]], text)
       kept = slice(before[row] - 1, after[row] - 1)
       for i, x_BTD in carry.drafter_state.items():
         np.testing.assert_allclose(

@@ -140,10 +140,10 @@ def _law(seed: int, V: int, zeros: float) -> oracles.Law:
 
 def _drafted(parents, q, V, replacement):
   """Returns every tree that can be drafted, its chance and its valid nodes."""
-  trees = [((), 1.0, ())]
+  drafts = [((), 1.0, ())]
   for m, parent in enumerate(parents):
     grown = []
-    for tokens, chance, valid in trees:
+    for tokens, chance, valid in drafts:
       text = tuple(tokens[n] for n in trees.path_to(parents, parent + 1))
       q_V = q(text)
       if replacement == 'without':
@@ -158,8 +158,8 @@ def _drafted(parents, q, V, replacement):
       q_V = q_V / q_V.sum()
       for x in np.flatnonzero(q_V):
         grown.append(((*tokens, int(x)), chance * q_V[x], (*valid, True)))
-    trees = grown
-  tokens, chances, valid = zip(*trees, strict=True)
+    drafts = grown
+  tokens, chances, valid = zip(*drafts, strict=True)
   return np.array(tokens), np.array(chances), np.array(valid)
 
 
