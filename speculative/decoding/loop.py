@@ -90,7 +90,12 @@ class Step(Protocol):
 
   @property
   def num_draft_tokens(self) -> int:
-    """J, most drafted tokens a round may test."""
+    """M, drafted tokens of a round; J for a chain."""
+    ...
+
+  @property
+  def max_depth(self) -> int:
+    """Most of them that a round may keep: J for a chain."""
     ...
 
   @property
