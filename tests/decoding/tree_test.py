@@ -332,7 +332,7 @@ class _Rejection:
         ('siblings', 4),
         ('binary', 3),
         ('not breadth-first', 2),
-        pytest.param('deep and wide', 2),
+        ('deep and wide', 2),
         pytest.param('deep and wide', 3, marks=pytest.mark.slow),
     ],
 )
