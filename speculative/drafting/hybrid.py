@@ -9,11 +9,13 @@ The draft reads every round's tokens either way, in one pass; its other passes
 are left out in rounds in which no row asks for them.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
 import jax
 from jax import numpy as jnp
+import numpy as np
 
 from speculative.decoding import drafter as drafter_lib
 from speculative.decoding.drafter import Proposal
@@ -22,6 +24,22 @@ from speculative.drafting import drawing
 from speculative.drafting.drawing import Chain
 from speculative.drafting.drawing import ChainDrafter
 from speculative.drafting.lookup import Lookup
+
+
+def repeats(text: Sequence[int], num_tokens: int) -> bool:
+  """Tells on the host whether the end of a text occurs earlier in it.
+
+    text 1 2 3 1 2: its last two tokens do, its last three do not
+
+  Args:
+    text: token ids.
+    num_tokens: of the end.
+  """
+  text = np.asarray(text)
+  if len(text) <= num_tokens:
+    return False
+  windows = np.lib.stride_tricks.sliding_window_view(text, num_tokens)
+  return bool((windows[:-1] == windows[-1]).all(axis=1).any())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +64,17 @@ class Hybrid:
       )
     if getattr(self.draft, 'num_behind', J + 1) <= J:
       raise ValueError(f'the draft needs num_behind > {J}.')
+
+  def always(self, source: str) -> 'Hybrid':
+    """Returns one that drafts from one source whatever the text is.
+
+    Args:
+      source: 'text' or 'model'.
+    """
+    # No match is shorter than 0 tokens, and none longer than max_ngram.
+    least = 0 if source == 'text' else self.lookup.max_ngram + 1
+    lookup = dataclasses.replace(self.lookup, min_ngram=least)
+    return dataclasses.replace(self, lookup=lookup)
 
   @property
   def num_draft_tokens(self) -> int:

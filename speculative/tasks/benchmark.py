@@ -116,13 +116,12 @@ def _prompts(
 ) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
   """Returns the prompts to time and those to predict from.
 
-  What a hybrid's round costs depends on the text, and how long a batch takes on
-  its slowest row; neither is predicted.
+  How long a batch takes depends on its slowest row, which is not predicted.
   """
   if drafter.is_plain:
     return config_lib.load_prompts(config), ()
-  if drafter.kind == 'hybrid' or config.decode.batch_size > 1:
-    logging.info('Nothing is predicted for a hybrid or for batches.')
+  if config.decode.batch_size > 1:
+    logging.info('Nothing is predicted for batches.')
     return config_lib.load_prompts(config), ()
   split = config_lib.load_split(config)
   return split.timed, split.calibration

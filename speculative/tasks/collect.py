@@ -81,7 +81,7 @@ def _check(fields: config_dict.ConfigDict) -> None:
     )
   if held_out != (NO_HELD_OUT,):
     same = {pathlib.Path(p).expanduser().resolve() for p in held_out}
-    for field in ('prompts', 'texts'):
+    for field in ('prompts', 'answered', 'texts'):
       for _, path in prompt_text.find_files(
           _listed(fields[field]), field=field
       ):
@@ -134,6 +134,12 @@ def _starts(
     return model.encode(text, chat_template=chat_template)
 
   found = prompt_text.from_prompts(_listed(fields.prompts), encode)
+  found += prompt_text.from_answered(
+      _listed(fields.answered),
+      encode,
+      lambda text: model.tokenizer.encode(text, special='literal'),
+      num_tokens=fields.text_tokens,
+  )
   found += prompt_text.from_texts(
       _listed(fields.texts),
       encode,

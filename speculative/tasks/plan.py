@@ -154,7 +154,9 @@ def _check_drafter(config: config_dict.ConfigDict) -> None:
         "config.drafter.model is 'target', whose first layers a plan does not "
         'know as a draft; set config.plan.draft to their shapes instead.'
     )
-  if draft_dir.is_draft(pathlib.Path(drafter.model).expanduser()):
+  if drafter.model.startswith('package://') or draft_dir.is_draft(
+      pathlib.Path(drafter.model).expanduser()
+  ):
     raise UserError(
         f'config.drafter.model is {drafter.model!r}, a draft that leans on its '
         'target, which a plan does not know; set config.plan.draft to the '

@@ -11,8 +11,11 @@ from speculative.bench import predict
 from speculative.bench.predict import Acceptance
 from speculative.bench.predict import Best
 from speculative.bench.predict import Times
-from speculative.decoding import engine as engine_lib
+from speculative.decoding.engine import Engine
+from speculative.decoding.generation import Generation
+from speculative.drafting import hybrid
 from speculative.drafting.config import DrafterConfig
+from speculative.drafting.hybrid import Hybrid
 from speculative.tasks import common
 
 
@@ -66,18 +69,9 @@ def foresee(
   """
   logging.info('Predicting from the parts of a round and other prompts ...')
   engines = [prepared.model.engine(drafter) for drafter in settings]
-  acceptance = [_acceptance(prepared, engine) for engine in engines]
-  # Costs follow from shapes, so these are the timed prompts' own.
-  ordered = sorted(
-      prepared.batches, key=lambda batch: (len(batch), max(map(len, batch)))
-  )
-  times = microbench.time_parts(
-      prepared.model.engine(common.plain(prepared.model.drafter)),
-      engines,
-      ordered[len(ordered) // 2],
-      prepared.decode,
-      repeats=repeats,
-  )
+  generations = [_decode_aside(prepared, engine) for engine in engines]
+  acceptance = [metrics.acceptance_of(found) for found in generations]
+  times = _times(prepared, engines, generations, repeats=repeats)
   return Foreseen(
       times=times,
       acceptance=acceptance,
@@ -86,10 +80,76 @@ def foresee(
   )
 
 
-def _acceptance(
-    prepared: common.Prepared, engine: engine_lib.Engine
-) -> Acceptance:
-  """Decodes the prompts set aside and returns what was accepted."""
+def _times(
+    prepared: common.Prepared,
+    engines: Sequence[Engine],
+    generations: Sequence[Sequence[Generation]],
+    *,
+    repeats: int,
+) -> list[Times]:
+  """Times parts of the settings, kinds of rounds as often as they came."""
+  kinds = [_kinds_of_round(engine) for engine in engines]
+  # Costs follow from shapes, so these are the timed prompts' own.
+  ordered = sorted(
+      prepared.batches, key=lambda batch: (len(batch), max(map(len, batch)))
+  )
+  each = iter(
+      microbench.time_parts(
+          prepared.model.engine(common.plain(prepared.model.drafter)),
+          [engine for of_setting in kinds for engine in of_setting],
+          ordered[len(ordered) // 2],
+          prepared.decode,
+          repeats=repeats,
+      )
+  )
+  times = []
+  for engine, of_setting, found in zip(
+      engines, kinds, generations, strict=True
+  ):
+    parts = [next(each) for _ in of_setting]
+    if len(parts) > 1:
+      share = _share_asked(prepared, engine.step.drafter, found)
+      parts = [predict.blend(*parts, share)]
+    times += parts
+  return times
+
+
+def _kinds_of_round(engine: Engine) -> list[Engine]:
+  """Returns an engine for every kind of round that takes its own time."""
+  drafter = getattr(engine.step, 'drafter', None)
+  if not isinstance(drafter, Hybrid):
+    return [engine]
+  return [
+      Engine(
+          dataclasses.replace(engine.step, drafter=drafter.always(source)),
+          engine.weights,
+      )
+      for source in ('model', 'text')
+  ]
+
+
+def _share_asked(
+    prepared: common.Prepared, drafter: Hybrid, found: Sequence[Generation]
+) -> float:
+  """Returns the share of rounds in which a hybrid asked its draft model."""
+  least, asked, rounds = drafter.lookup.min_ngram, 0, 0
+  for batch, generation in zip(prepared.calibration, found, strict=True):
+    for prompt, new, starts in zip(
+        batch, generation.token_ids, generation.round_starts, strict=True
+    ):
+      text = [*prompt, *new]
+      rounds += len(starts)
+      asked += sum(
+          not hybrid.repeats(text[: len(prompt) + start], least)
+          for start in starts
+      )
+  return asked / max(rounds, 1)
+
+
+def _decode_aside(
+    prepared: common.Prepared, engine: Engine
+) -> list[Generation]:
+  """Decodes the prompts set aside."""
   size, first = len(prepared.calibration[0]), len(prepared.prompts)
   generations = []
   for index, batch in enumerate(prepared.calibration):
@@ -97,4 +157,4 @@ def _acceptance(
     seed = prepared.decode.seed + first + index * size
     decode = dataclasses.replace(prepared.decode, seed=seed, rounds_per_call=0)
     generations.append(engine.generate(batch, decode))
-  return metrics.acceptance_of(generations)
+  return generations

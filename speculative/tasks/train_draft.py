@@ -17,6 +17,7 @@ from speculative import sharding
 from speculative.bench import prompts
 from speculative.checkpoints import draft_dir
 from speculative.checkpoints import pretrained
+from speculative.checkpoints import sources
 from speculative.checkpoints.draft_dir import DraftCheckpoint
 from speculative.checkpoints.draft_dir import TargetIdentity
 from speculative.checkpoints.pretrained import Pretrained
@@ -33,6 +34,7 @@ from speculative.tasks.results import TaskResult
 from speculative.tokenizer import base
 from speculative.train import config as train_config
 from speculative.train import data
+from speculative.train import joined
 from speculative.train import loop
 from speculative.train import plot
 from speculative.train import start
@@ -40,7 +42,7 @@ from speculative.train import step as step_lib
 from speculative.train import store as store_lib
 from speculative.train.config import TrainConfig
 from speculative.train.data import Split
-from speculative.train.store import Store
+from speculative.train.joined import Joined
 
 # What may change between a run and its continuation.
 _FREE = (
@@ -83,7 +85,7 @@ class _Setup:
   draft: DraftConfig
   placement: Placement
   draft_placement: Placement
-  store: Store
+  store: Joined
   split: Split
   head_ids: np.ndarray
   earlier: DraftCheckpoint | None
@@ -127,9 +129,7 @@ def _run(
     return TaskResult(found, _STOPPED)
   workdir.finish(found)
   results.say(
-      train_draft_report.summary(
-          found, setup.store.index.domains, path / 'draft'
-      )
+      train_draft_report.summary(found, setup.store.domains, path / 'draft')
   )
   return TaskResult(found)
 
@@ -146,14 +146,13 @@ def _prepare(config: config_dict.ConfigDict, scratch: pathlib.Path) -> _Setup:
   target = pretrained.open_pretrained(parsed.target, cache_dir=parsed.cache_dir)
   draft = train.draft_config(target.config)
   tokenizer = target.tokenizer
-  if train.store == train_config.BUILTIN:
-    store = _builtin_store(scratch, tokenizer)
-  else:
-    store = store_lib.open_store(train.store, tokenizer=tokenizer.fingerprint)
   of_target = target.identity
-  if store.is_scored:
-    # Only what a target said of the text has to be this one's.
-    store_lib.open_store(store.path, mark=of_target.mark)
+  paths = train.stores
+  if train.store == train_config.BUILTIN:
+    paths = (_write_builtin(scratch, tokenizer),)
+  store = joined.open_stores(
+      paths, tokenizer=tokenizer.fingerprint, mark=of_target.mark
+  )
   earlier = _earlier(train, draft, of_target)
   split = _split(store, train, config.seed)
   mesh = sharding.make_mesh(parsed.mesh.data, parsed.mesh.model)
@@ -191,7 +190,9 @@ def _earlier(
   """Returns the draft to start from, if it is of this shape and target."""
   if train.init != 'draft':
     return None
-  found = draft_dir.open_draft(train.from_draft)
+  found = draft_dir.open_draft(
+      sources.resolve(train.from_draft), reference=train.from_draft
+  )
   found.check_target(of_target)
   for before, now in (
       (found.config, draft),
@@ -207,8 +208,10 @@ def _earlier(
   return found
 
 
-def _builtin_store(path: pathlib.Path, tokenizer: base.Tokenizer) -> Store:
-  """Returns a store of the package's own prompts."""
+def _write_builtin(
+    path: pathlib.Path, tokenizer: base.Tokenizer
+) -> pathlib.Path:
+  """Writes a store of the package's own prompts and returns its path."""
   writer = store_lib.Writer(
       path, tokenizer=tokenizer.fingerprint, domains=('chat', 'code')
   )
@@ -219,10 +222,10 @@ def _builtin_store(path: pathlib.Path, tokenizer: base.Tokenizer) -> Store:
     documents.append(store_lib.Document(np.array(ids), domain=domain))
   writer.add(documents)
   writer.close()
-  return store_lib.open_store(path)
+  return path
 
 
-def _split(store: Store, train: TrainConfig, seed: int) -> Split:
+def _split(store: Joined, train: TrainConfig, seed: int) -> Split:
   split = data.split(data.groups(store), seed=seed, every=train.hold_out_every)
   lens = store.lens()
   for name, documents in (
@@ -239,7 +242,7 @@ def _split(store: Store, train: TrainConfig, seed: int) -> Split:
 
 
 def _head_ids(
-    store: Store,
+    store: Joined,
     documents: np.ndarray,
     draft: DraftConfig,
     tokenizer: base.Tokenizer,
@@ -325,12 +328,12 @@ def _train(
       config=train,
       identity=identity,
       program=step_lib.Program(
-          train, model, num_domains=len(store.index.domains), target=target
+          train, model, num_domains=len(store.domains), target=target
       ),
       frozen=frozen,
       train=_packer(setup, setup.split.train, train.prompt_weight),
       held_out=_packer(setup, setup.split.held_out, 0.0),
-      domains=store.index.domains,
+      domains=store.domains,
       placement=setup.draft_placement,
       checkpoints=workdir.path / 'checkpoints',
       on_metrics=workdir.metric,

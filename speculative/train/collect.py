@@ -124,7 +124,7 @@ def digest(starts: Sequence[Start]) -> str:
   Args:
     starts: of a plan.
   """
-  kinds = [(start.tokens, start.domain, start.kind) for start in starts]
+  kinds = [(s.tokens, s.prompt_len, s.domain, s.kind) for s in starts]
   return hashlib.sha256(json.dumps(kinds).encode()).hexdigest()
 
 
@@ -209,7 +209,11 @@ def collect(
   answers = iter(roller.generate(requests, on_look=on_look) if requests else ())
   documents, dropped, num_new = [], [], 0
   for i, (start, _) in zip(span, drawn, strict=True):
-    document = Document(np.array(start.tokens), domain=start.domain)
+    document = Document(
+        np.array(start.tokens),
+        prompt_len=start.prompt_len,
+        domain=start.domain,
+    )
     if start.kind == 'prompt':
       answer = next(answers)
       num_new += len(answer.tokens)

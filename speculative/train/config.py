@@ -61,7 +61,8 @@ class TrainConfig:
   """One run.
 
   Attributes:
-    store: directory of training text, or 'builtin' for a few sentences.
+    store: directory of training text, or several with commas between them, or
+      'builtin' for a few sentences.
     num_layers: of the draft.
     model_dim: width of the draft; 0, as with the next four, is the target's.
     num_heads: of the draft.
@@ -167,10 +168,11 @@ class TrainConfig:
     self._check_together()
 
   def _check_together(self) -> None:
-    if not self.store:
+    if not all(self.stores):
       raise UserError(
-          'config.train.store is empty; name a directory of training text, or '
-          f'{BUILTIN!r} for a few sentences.'
+          f'config.train.store is {self.store!r}; it needs a directory of '
+          f'training text, or several with commas, or {BUILTIN!r} for a few '
+          'sentences.'
       )
     if not self.cross_entropy + self.kl + self.total_variation:
       raise UserError(
@@ -198,6 +200,11 @@ class TrainConfig:
           f'config.train.from_layers is {self.from_layers}; it needs one layer '
           f"of the target for each of the draft's {self.num_layers}."
       )
+
+  @property
+  def stores(self) -> tuple[str, ...]:
+    """Directories of training text."""
+    return tuple(path.strip() for path in self.store.split(','))
 
   def draft_config(self, target: TransformerConfig) -> DraftConfig:
     """Returns the shapes of the draft.

@@ -28,7 +28,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from speculative.train.store import Store
+from speculative.train.joined import Joined
 
 Array = jax.Array | np.ndarray
 
@@ -109,7 +109,7 @@ class Split:
   held_out: np.ndarray
 
 
-def groups(store: Store) -> np.ndarray:
+def groups(store: Joined) -> np.ndarray:
   """Returns uint64 [documents], equal for answers to the same prompt.
 
   Args:
@@ -148,7 +148,7 @@ class Packer:
 
   def __init__(
       self,
-      store: Store,
+      store: Joined,
       documents: np.ndarray,
       *,
       batch_size: int,
@@ -173,7 +173,7 @@ class Packer:
     self._documents = documents[store.lens()[documents] >= 2]
     self._shape = (batch_size, seq_len)
     self._seed, self._prompt_weight = seed, prompt_weight
-    self._domains = {name: i for i, name in enumerate(store.index.domains)}
+    self._domains = {name: i for i, name in enumerate(store.domains)}
     self._order: tuple[int, np.ndarray] | None = None
     self._goes_on = scores == 'yes'
     self._hidden_dim = 0
@@ -277,7 +277,7 @@ def stack(batches: Sequence[Batch]) -> Batch:
 
 
 def count_tokens(
-    store: Store, documents: np.ndarray, vocab_size: int
+    store: Joined, documents: np.ndarray, vocab_size: int
 ) -> np.ndarray:
   """Returns int64 [V], how often each token stands behind a prompt.
 

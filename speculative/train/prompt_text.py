@@ -1,8 +1,9 @@
 """Prompts that text for training begins with, from files of several kinds.
 
 A JSONL file brings a prompt a line (see `bench.prompts`, and the first input of
-an instruction where it has one), a .txt file a question a line; plain text is
-cut at line ends into pieces, of which the first tokens are a prompt.
+an instruction where it has one), a .txt file a question a line; with an answer
+beside it, it is a document as it is. Plain text is cut at line ends into
+pieces, of which the first tokens are a prompt.
 """
 
 from collections.abc import Callable
@@ -35,6 +36,7 @@ class Start:
     kind: 'prompt', which the target goes on from, or 'plain', a document as it
       is.
     prompt_file: the file of prompts it is from; '' where it is cut from text.
+    prompt_len: tokens of a plain document that ask for the others.
   """
 
   where: str
@@ -43,6 +45,7 @@ class Start:
   domain: str
   kind: str = 'prompt'
   prompt_file: str = ''
+  prompt_len: int = 0
 
 
 def split_name(source: str) -> tuple[str, str]:
@@ -139,6 +142,55 @@ def from_prompts(
               tokens=tokens,
               domain=domain or kind,
               prompt_file=path,
+          )
+      )
+  return starts
+
+
+def from_answered(
+    sources: Sequence[str],
+    encode: Callable[[str, str], Sequence[int]],
+    encode_answer: Callable[[str], Sequence[int]],
+    *,
+    num_tokens: int,
+) -> list[Start]:
+  """Reads JSONL files of prompts with their answers, whoever wrote them.
+
+  Args:
+    sources: see `find_files`.
+    encode: see `from_prompts`.
+    encode_answer: of an answer, which goes on where its prompt ends.
+    num_tokens: most tokens of a document; a longer answer is cut.
+
+  Returns:
+    A Start a prompt, plain; domains are those of `from_prompts`.
+
+  Raises:
+    UserError: If a file cannot be read or a row has no answer.
+  """
+  starts = []
+  for domain, path in find_files(sources, field='answered'):
+    for where, row in prompts.read_rows(path):
+      prompt = prompts.parse(_with_input(row), where, 'auto')
+      answer = row.get('answer')
+      if not isinstance(answer, str) or not answer:
+        raise UserError(
+            f"{where} has no field 'answer' with a text; files without answers "
+            'go to config.collect.prompts.'
+        )
+      asked = tuple(encode(prompt.text, prompt.chat_template))
+      if len(asked) >= num_tokens:
+        continue
+      kind = 'code' if prompt.chat_template == 'no' else 'chat'
+      starts.append(
+          Start(
+              where=where,
+              text=f'{prompt.text}\n{answer}',
+              tokens=(asked + tuple(encode_answer(answer)))[:num_tokens],
+              domain=domain or kind,
+              kind='plain',
+              prompt_file=path,
+              prompt_len=len(asked),
           )
       )
   return starts

@@ -15,6 +15,7 @@ def _generation(
       reasons=['length'] * len(token_ids),
       log_probs=None,
       num_rounds=max(rounds),
+      round_starts=[np.arange(num) for num in rounds],
       rounds=np.array(rounds),
       drafted=np.array(drafted or [0] * len(token_ids)),
       tested=np.array(tested, np.int32),

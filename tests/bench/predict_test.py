@@ -123,6 +123,13 @@ def test_a_setting_is_judged_by_its_own_numbers():
   assert found.speedup == pytest.approx(1.9 / 1.01)
 
 
+def test_rounds_of_two_kinds_take_their_mean_time():
+  found = dataclasses.replace(_TIMES, propose_ms=0.5, round_ms=12.0)
+  mean = predict.blend(_TIMES, found, 0.25)
+  assert (mean.propose_ms, mean.round_ms) == (0.75, 12.75)
+  assert predict.blend(_TIMES, found, 1.0) == _TIMES
+
+
 def test_fractions_sum_to_one():
   found = predict.fractions(_TIMES)
   assert found['time/draft_frac'] == pytest.approx(0.1)

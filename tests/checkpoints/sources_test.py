@@ -196,6 +196,17 @@ def test_paths_of_other_kinds_say_what_is_needed(tmp_path):
     sources.resolve(str(tmp_path))
 
 
+def test_drafts_of_the_package_go_by_their_names(tmp_path, monkeypatch):
+  monkeypatch.setattr(sources, 'DRAFTS', tmp_path)
+  for name in ('b', 'a'):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'config.json').write_text('{}')
+  assert sources.resolve('package://a') == tmp_path / 'a'
+  for name in ('c', '../x', ''):
+    with pytest.raises(UserError, match='no such draft.*; it has a, b'):
+      sources.resolve(f'package://{name}')
+
+
 @pytest.mark.parametrize(
     'environment, expected',
     [

@@ -291,6 +291,7 @@ def test_generation_counts_accepted_over_tested_and_over_drafted():
       reasons=['length', 'stop'],
       log_probs=None,
       num_rounds=3,
+      round_starts=[np.array([0, 3, 5]), np.array([0])],
       rounds=np.array([3, 1]),
       drafted=np.array([6, 2]),
       tested=np.array([[3, 2], [1, 0]]),

@@ -13,6 +13,7 @@ from speculative.decoding.engine import Engine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
 from speculative.drafting import drawing
+from speculative.drafting import hybrid as hybrid_lib
 from speculative.drafting.hidden_lm import HiddenLm
 from speculative.drafting.hybrid import Hybrid
 from speculative.drafting.lm import Lm
@@ -78,7 +79,10 @@ def test_each_row_has_the_proposal_of_the_drafter_it_chose(target, name):
     # The model alone, from the state that both drafters left behind.
     alone = _propose(draft, engine.weights.drafter, carry.drafter_state, state)
     for row in range(len(_PROMPTS)):
-      if found.valid_BM[row, 0]:
+      text = state.tokens_BS[row, : int(state.seq_len_B[row])]
+      said = hybrid_lib.repeats(text, _LOOKUP.min_ngram)
+      assert said == bool(found.valid_BM[row, 0])
+      if said:
         num_found += 1
         tokens = found.tokens_BM[row]
         law = np.asarray(jax.nn.one_hot(tokens, _V))
@@ -139,12 +143,11 @@ def test_the_models_passes_are_left_out_where_no_row_asks(target, monkeypatch):
 
   monkeypatch.setattr(drawing, 'draw_chain', counting)
   engine = _engine('hidden', target)
-  hybrid = engine.step.drafter
-  # Not in the cache of programs that were traced without the callback.
-  propose = jax.jit(lambda *args: hybrid.propose(*args)[0].tokens_BM)
 
-  def num_asked(prompts: list[list[int]]) -> int:
+  def num_asked(prompts: list[list[int]], hybrid=engine.step.drafter) -> int:
     asked.clear()
+    # Not in the cache of programs that were traced without the callback.
+    propose = jax.jit(lambda *args: hybrid.propose(*args)[0].tokens_BM)
     carry = engine.start(prompts, DecodeConfig(max_new_tokens=9))
     state = carry.drafter_state, carry.state
     jax.block_until_ready(propose(engine.weights.drafter, *state))
@@ -154,6 +157,10 @@ def test_the_models_passes_are_left_out_where_no_row_asks(target, monkeypatch):
   assert num_asked([_PROMPTS[3]]) == 0
   assert num_asked([_PROMPTS[1]]) == 1
   assert num_asked([_PROMPTS[3], _PROMPTS[1]]) == 1
+  # Rounds of one kind alone, to be timed.
+  hybrid = engine.step.drafter
+  assert num_asked([_PROMPTS[3]], hybrid.always('model')) == 1
+  assert num_asked([_PROMPTS[1]], hybrid.always('text')) == 0
 
 
 def test_parts_that_do_not_fit_are_refused():

@@ -46,8 +46,9 @@ def test_a_problem_becomes_a_head_with_its_tests(script, tmp_path):
   )
 
 
-def _talk(name, who, first):
-  return {'id': name, 'conversations': [{'from': who, 'value': first}]}
+def _talk(name, who, first, answer='Not sure.'):
+  turns = [{'from': who, 'value': first}, {'from': 'gpt', 'value': answer}]
+  return {'id': name, 'conversations': turns}
 
 
 def test_questions_begin_a_conversation_and_are_told_once(script):
@@ -61,10 +62,10 @@ def test_questions_begin_a_conversation_and_are_told_once(script):
       _talk('e_0', 'human', 'x' * 501),
       _talk('f_0', 'human', 'Qu\u00e9 es un bosque, en general?'),
       {'id': 'g_0', 'conversations': []},
-      _talk('h_0', 'user', 'What is a forest without trees?'),
+      _talk('h_0', 'user', 'What is a forest without trees?', '\u00a1No!'),
   ]
   whole = json.dumps(talks)
-  found = [asked, 'What is a forest without trees?']
+  found = [(asked, 'Not sure.'), ('What is a forest without trees?', '')]
   assert list(script.questions(whole)) == found
   # One that breaks off in the last conversation.
   assert list(script.questions(whole[:-10])) == found[:1]

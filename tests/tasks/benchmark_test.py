@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from speculative.bench import bandwidth
+from speculative.bench import predict
 from speculative.decoding.engine import Engine
 from speculative.errors import UserError
 from speculative.tasks import benchmark
@@ -111,6 +112,29 @@ def test_rows_have_the_documented_keys_and_nothing_compiles_when_timed(
   assert capsys.readouterr().out.strip() == table.strip()
   assert table.splitlines()[-1].startswith('lookup, J = 3: predicted ')
   _check_prediction(lookup)
+
+
+@pytest.mark.slow
+def test_a_hybrid_is_predicted_from_both_kinds_of_rounds(run, monkeypatch):
+  shares = []
+  blend = predict.blend
+
+  def record(asked, found, share):
+    shares.append(share)
+    return blend(asked, found, share)
+
+  monkeypatch.setattr(predict, 'blend', record)
+  fields = {
+      'drafter.kind': 'hybrid',
+      'drafter.model': 'target',
+      'drafter.num_layers': 1,
+      'drafter.hybrid_ngram': 2,
+      'decode.num_draft_tokens': 3,
+  }
+  _, row = run(fields, texts=(*_TEXTS[:2], 'abcdefg', 'xyxyxy')).results['rows']
+  _check_prediction(row)
+  # One of the prompts set aside repeats itself from the start.
+  assert len(shares) == 1 and 0 < shares[0] < 1
 
 
 def _check_prediction(row):

@@ -22,6 +22,7 @@ def _generation(token_ids, decode_s, rounds=None, tested=0, accepted=0):
       reasons=['length'] * rows,
       log_probs=None,
       num_rounds=1,
+      round_starts=[np.arange(len(ids)) for ids in token_ids],
       rounds=np.array(rounds or [len(ids) for ids in token_ids]),
       drafted=np.full(rows, 2 * tested),
       tested=np.full((rows, 2 if has_draft else 0), tested),

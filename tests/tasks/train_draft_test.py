@@ -95,7 +95,7 @@ def test_a_head_always_has_what_ends_a_text(get_config, tmp_path):
     'fields, said',
     [
         ({'train__store': 'nowhere'}, 'nowhere'),
-        ({'train__store': ''}, 'config.train.store is empty'),
+        ({'train__store': ''}, 'needs a directory of training text'),
         ({'train__from_layers': (7,)}, 'has 7; the target has layers 0 to 1'),
         ({'mesh__data': 4}, 'batch_size=2 needs to be a multiple'),
         ({'mesh__model': 8}, 'of the target cannot be split over 8'),

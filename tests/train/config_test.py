@@ -12,7 +12,8 @@ _GOOD = TrainConfig(store='x')
 @pytest.mark.parametrize(
     'changed, said',
     [
-        ({'store': ''}, 'config.train.store is empty'),
+        ({'store': ''}, "config.train.store is ''; it needs a directory"),
+        ({'store': 'a,'}, "config.train.store is 'a,'"),
         ({'init': 'random'}, "config.train.init is 'random'.*fresh, target"),
         ({'remat': 'yes'}, 'config.train.remat'),
         ({'num_steps': 0}, 'config.train.num_steps needs to be >= 1, got 0'),

@@ -12,10 +12,10 @@ import pytest
 from speculative.models import transformer
 from speculative.testing import tiny
 from speculative.train import store as store_lib
+from speculative.train.joined import Joined
 from speculative.train.store import Document
-from speculative.train.store import Store
 
-MakeStore = Callable[..., Store]
+MakeStore = Callable[..., Joined]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def make_store(tmp_path) -> MakeStore:
       scores: str = 'made up',
       vocab_size: int = 13,
       target: types.SimpleNamespace | None = None,
-  ) -> Store:
+  ) -> Joined:
     rng = np.random.default_rng(sum(lens))
     path = tmp_path / f'store{len(list(tmp_path.iterdir()))}'
     writer = store_lib.Writer(
@@ -54,7 +54,7 @@ def make_store(tmp_path) -> MakeStore:
           hidden=hidden.astype(ml_dtypes.bfloat16),
           log_norm=log_norm,
       )
-    return store_lib.open_store(path)
+    return Joined([store_lib.open_store(path)])
 
   return call
 

@@ -65,7 +65,7 @@ def test_what_the_target_said_is_of_the_token_before_and_of_this_one(
           and d.log_norm[position] == batch.log_norm_BT[b, t]
       )
       assert text.tokens[position] == batch.tokens_BT[b, t]
-      assert store.index.domains[batch.domain_BT[b, t]] == text.domain
+      assert store.domains[batch.domain_BT[b, t]] == text.domain
       wanted = text.hidden[position - 1] if position else np.zeros(16)
       np.testing.assert_array_equal(
           batch.hidden_BTD[b, t].astype(np.float32), wanted.astype(np.float32)

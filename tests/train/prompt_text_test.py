@@ -43,6 +43,29 @@ def test_published_kinds_of_prompts_are_read(tmp_path, row, text, domain):
   assert start.where.endswith('a.jsonl:1')
 
 
+def test_an_answer_goes_on_where_its_prompt_ends(tmp_path):
+  path = _write(
+      tmp_path / 'a.jsonl',
+      {'question': 'Why?', 'answer': 'So.'},
+      {'prompt': 'def', 'answer': ' f():'},
+      {'question': 'too long for any answer', 'answer': 'So.'},
+  )
+
+  def read(num_tokens):
+    return prompt_text.from_answered(
+        [path], _encode, lambda text: text.encode(), num_tokens=num_tokens
+    )
+
+  chat, code = read(8)
+  assert chat.tokens == (*_encode('Why?', 'auto'), *b'So')
+  assert (chat.kind, chat.domain, chat.prompt_len) == ('plain', 'chat', 6)
+  assert (bytes(code.tokens), code.prompt_len) == (b'def f():', 3)
+  assert 'Why?' in chat.text and 'So.' in chat.text
+  _write(tmp_path / 'a.jsonl', {'question': 'Why?'})
+  with pytest.raises(UserError, match="a.jsonl:1 has no field 'answer'"):
+    read(8)
+
+
 def test_a_domain_can_be_named_and_files_be_a_glob(tmp_path):
   _write(tmp_path / 'a.jsonl', {'prompt': 'a'})
   (tmp_path / 'b.txt').write_text('first?\n\nsecond?\n')
