@@ -2,9 +2,11 @@
 
 from speculative.decoding.drafter import Drafter
 from speculative.decoding.loop import Model
+from speculative.drafting.beam import Beam
 from speculative.drafting.config import DrafterConfig
 from speculative.drafting.hidden_lm import HiddenLm
 from speculative.drafting.hybrid import Hybrid
+from speculative.drafting.hybrid import HybridTree
 from speculative.drafting.lm import Lm
 from speculative.drafting.lookup import Lookup
 from speculative.models.draft import DraftModel
@@ -26,10 +28,13 @@ def build(
   if isinstance(model, DraftModel) and model.config.inputs == 'hidden':
     chain = HiddenLm(model, J, vocab_size)
   else:
-    # In rounds that were looked up the draft may fall behind by all of one.
-    num_behind = J + 1 if config.kind == 'hybrid' else 2
-    chain = Lm(model, J, vocab_size, num_behind)
+    # After rounds that were looked up, and after those over a tree, of which
+    # slots are not kept, the draft may be behind by all of one.
+    keeps = config.kind == 'lm' and not config.drafts_tree
+    chain = Lm(model, J, vocab_size, 2 if keeps else J + 1)
+  if config.drafts_tree:
+    chain = Beam(chain, J, levels=config.levels, width=config.width)
   if config.kind == 'lm':
     return chain
   lookup = Lookup(J, max_ngram=config.max_ngram, min_ngram=config.hybrid_ngram)
-  return Hybrid(lookup, chain)
+  return (HybridTree if config.drafts_tree else Hybrid)(lookup, chain)
