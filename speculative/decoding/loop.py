@@ -49,6 +49,7 @@ class Model(Protocol):
       *,
       positions_BT: jax.Array | None = None,
       ancestors_BTT: jax.Array | None = None,
+      visible_BTS: jax.Array | None = None,
       features: Sequence[int] = (),
   ) -> Any:
     """Returns an object with hidden_BTD, cache and features."""

@@ -226,11 +226,14 @@ class Speculative:
   ) -> Checked:
     """Verifies a tree in one pass; leaves the cache as that wrote it."""
     placement = self.model.placement
-    tree = tree_lib.make(
-        proposal.tokens_BM,
-        proposal.parent_BM,
-        proposal.valid_BM,
-        max_depth=self.max_depth,
+    # Else the attention's mask splits it over rows, and all that follows paths.
+    tree = placement.replicate(
+        tree_lib.make(
+            proposal.tokens_BM,
+            proposal.parent_BM,
+            proposal.valid_BM,
+            max_depth=self.max_depth,
+        )
     )
     last_B1 = state_lib.last_token(state)
     depth_BT = tree.depth_BT
@@ -250,6 +253,7 @@ class Speculative:
         tree=tree,
         draft_probs_BPV=proposal.probs_BPV,
         replacement=proposal.replacement,
+        placement=placement,
     )
     verdict = placement.replicate(verdict)
     path_BT1 = tree_lib.rows_of_path(tree, verdict)[..., None]

@@ -26,6 +26,9 @@ from speculative.decoding import verify
 from speculative.decoding.adjust import PathDrafts
 from speculative.decoding.sampling import Sampling
 from speculative.decoding.verify import Verdict
+from speculative.sharding import Placement
+
+_ANYWHERE = Placement()
 
 
 @flax.struct.dataclass
@@ -156,7 +159,9 @@ def rows_of_path(tree: Tree, verdict: TreeVerdict) -> jax.Array:
   return jnp.pad(node_BA + 1, ((0, 0), (1, 0)))
 
 
-def _verdict(tree: Tree, row_B: jax.Array, next_token_B: jax.Array):
+def verdict_of(
+    tree: Tree, row_B: jax.Array, next_token_B: jax.Array
+) -> TreeVerdict:
   """Returns the TreeVerdict that accepts the path down to a row."""
   path_BA = tree.path(row_B)
   num_accepted_B = (path_BA >= 0).sum(axis=-1).astype(jnp.int32)
@@ -194,7 +199,7 @@ def match_draws(tree: Tree, draws_BT: jax.Array) -> TreeVerdict:
   drawn_BM = jnp.take_along_axis(draws_BT, tree.parent_BM + 1, axis=1)
   row_B = deepest(tree, tree.valid_BM & (tree.tokens_BM == drawn_BM))
   next_B1 = jnp.take_along_axis(draws_BT, row_B[:, None], axis=1)
-  return _verdict(tree, row_B, next_B1[:, 0])
+  return verdict_of(tree, row_B, next_B1[:, 0])
 
 
 @flax.struct.dataclass
@@ -251,6 +256,7 @@ def reject_recursively(
     draft_probs_BPV: jax.Array,
     target_probs_BTV: jax.Array,
     replacement: str,
+    placement: Placement = _ANYWHERE,
 ) -> TreeVerdict:
   """Tries the nodes of a sampled tree in their order.
 
@@ -268,6 +274,7 @@ def reject_recursively(
       children.
     target_probs_BTV: p.
     replacement: how siblings were drawn, 'with' or 'without'.
+    placement: as `verify_tree`.
 
   Returns:
     The TreeVerdict.
@@ -329,7 +336,7 @@ def reject_recursively(
       sampling_lib.keys(sampling.seed_B, position_B1, sampling_lib.TARGET),
   )
   next_B1 = sampling_lib.categorical(draw_keys_B1, trial.p_BV[:, None, :])
-  return _verdict(tree, trial.row_B, next_B1[:, 0])
+  return verdict_of(tree, *placement.replicate((trial.row_B, next_B1[:, 0])))
 
 
 def verify_tree(
@@ -340,6 +347,7 @@ def verify_tree(
     tree: Tree,
     draft_probs_BPV: jax.Array | None,
     replacement: str = 'without',
+    placement: Placement = _ANYWHERE,
 ) -> TreeVerdict:
   """Decides a drafted tree, whatever the drafter and the rows' samplers.
 
@@ -353,6 +361,8 @@ def verify_tree(
       for a deterministic one.
     replacement: how siblings of a sampled draft were drawn, 'with' or
       'without'.
+    placement: of the target. Draws of rows on several devices are brought
+      together before paths are followed: one collective instead of several.
 
   Returns:
     The TreeVerdict. Deterministic drafts and greedy rows: token for token what
@@ -364,7 +374,7 @@ def verify_tree(
     draws_BT = sampling_lib.draw(
         sampling, target_logits_BTV, positions_BT, use=sampling_lib.TARGET
     )
-    return match_draws(tree, draws_BT)
+    return match_draws(tree, placement.replicate(draws_BT))
 
   def by_rejection() -> TreeVerdict:
     return reject_recursively(
@@ -376,6 +386,7 @@ def verify_tree(
             sampling.warping, target_logits_BTV
         ),
         replacement=replacement,
+        placement=placement,
     )
 
   if draft_probs_BPV is None:
