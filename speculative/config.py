@@ -134,6 +134,7 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
           min_ngram=drafter.min_ngram,
           hybrid_ngram=drafter.hybrid_ngram,
           shape=drafter.shape,
+          widths=tuple(drafter.widths),
           levels=drafter.levels,
           width=drafter.width,
           num_layers=_int32('drafter.num_layers', drafter.num_layers),

@@ -9,6 +9,8 @@ from speculative.drafting.hybrid import Hybrid
 from speculative.drafting.hybrid import HybridTree
 from speculative.drafting.lm import Lm
 from speculative.drafting.lookup import Lookup
+from speculative.drafting.tree_lm import TreeLm
+from speculative.errors import UserError
 from speculative.models.draft import DraftModel
 
 
@@ -21,10 +23,15 @@ def build(
     config: of any kind but 'none'.
     model: the draft model, where the kind uses one.
     vocab_size: V of the target.
+
+  Raises:
+    UserError: If the draft model cannot draft what the config asks for.
   """
   J = config.num_draft_tokens
   if not config.uses_model:
     return Lookup(J, max_ngram=config.max_ngram, min_ngram=config.min_ngram)
+  if config.shape == 'drawn_tree':
+    return _drawn_tree(config, model, vocab_size)
   if isinstance(model, DraftModel) and model.config.inputs == 'hidden':
     chain = HiddenLm(model, J, vocab_size)
   else:
@@ -38,3 +45,12 @@ def build(
     return chain
   lookup = Lookup(J, max_ngram=config.max_ngram, min_ngram=config.hybrid_ngram)
   return (HybridTree if config.drafts_tree else Hybrid)(lookup, chain)
+
+
+def _drawn_tree(config: DrafterConfig, model: Model, vocab_size: int) -> TreeLm:
+  if isinstance(model, DraftModel):
+    raise UserError(
+        f'config.drafter.model is {config.model!r}, which leans on its target '
+        "and draws no trees; set config.drafter.shape to 'tree' or 'chain'."
+    )
+  return TreeLm(model, config.widths, vocab_size)

@@ -1,6 +1,8 @@
 """Which drafter to use, before any model is opened."""
 
 import dataclasses
+import itertools
+import operator
 
 from speculative.decoding import config as decode_config
 from speculative.decoding import verify
@@ -10,7 +12,7 @@ from speculative.errors import UserError
 MOST_DRAFT_TOKENS = 256
 KINDS = ('none', 'lookup', 'lm', 'hybrid')
 WITH_MODEL = ('lm', 'hybrid')
-SHAPES = ('chain', 'tree')
+SHAPES = ('chain', 'tree', 'drawn_tree')
 # Drafters whose law is one-hot: their sampled output is plain decoding's own.
 DETERMINISTIC = ('none', 'lookup')
 
@@ -34,8 +36,10 @@ class DrafterConfig:
     max_ngram: for 'lookup' and 'hybrid', longest match looked for.
     min_ngram: for 'lookup', shortest match that drafts.
     hybrid_ngram: for 'hybrid', shortest match that is preferred to the model.
-    shape: of what a model drafts: a 'chain' that it draws, or a 'tree' of its
-      likeliest tokens, in which num_draft_tokens are the nodes.
+    shape: of what a model drafts: a 'chain' that it draws, a 'tree' of its
+      likeliest tokens, or for 'lm' a 'drawn_tree', whose tokens it draws;
+      num_draft_tokens are the nodes of a tree.
+    widths: of a drawn tree, children of every node of each level.
     levels: of a tree.
     width: nodes of a level that the model reads; children it offers of each.
     rule: how sampled drafts are verified, 'token' by token or as a 'block'.
@@ -51,6 +55,7 @@ class DrafterConfig:
   min_ngram: int = 1
   hybrid_ngram: int = 3
   shape: str = 'chain'
+  widths: tuple[int, ...] = ()
   levels: int = 4
   width: int = 3
   rule: str = 'token'
@@ -123,6 +128,7 @@ class DrafterConfig:
           f'config.drafter.shape is {self.shape!r}; it needs to be one of '
           f'{", ".join(SHAPES)}.'
       )
+    self._check_widths()
     for name in ('levels', 'width'):
       if getattr(self, name) < 1:
         raise UserError(
@@ -138,6 +144,27 @@ class DrafterConfig:
           f'a tree of {self.levels} levels and width {W} has {self.levels} to '
           f'{most} nodes, got num_draft_tokens={M}; change config.drafter.'
           'levels, config.drafter.width or config.decode.num_draft_tokens.'
+      )
+
+  def _check_widths(self) -> None:
+    if bool(self.widths) != (self.shape == 'drawn_tree'):
+      raise UserError(
+          f'config.drafter.widths is {self.widths} where config.drafter.shape '
+          f"is {self.shape!r}; a 'drawn_tree' needs them, nothing else does."
+      )
+    if not self.widths:
+      return
+    if self.kind != 'lm':
+      raise UserError(
+          f"config.drafter.shape is 'drawn_tree', which kind {self.kind!r} "
+          "does not draft; set config.drafter.kind to 'lm'."
+      )
+    nodes = sum(itertools.accumulate(self.widths, operator.mul))
+    if min(self.widths) < 1 or self.num_draft_tokens not in (0, nodes):
+      raise UserError(
+          f'config.drafter.widths {self.widths} make {nodes} nodes, got '
+          f'num_draft_tokens={self.num_draft_tokens}; set config.decode.'
+          'num_draft_tokens to that.'
       )
 
   @property

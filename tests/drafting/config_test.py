@@ -23,6 +23,20 @@ from speculative.errors import UserError
             'hybrid_ngram is 5; it needs to be in 1 to 4',
         ),
         ({'shape': 'ring'}, "shape is 'ring'.*one of chain, tree"),
+        ({'kind': 'lm', 'model': 'x', 'widths': (2,)}, 'nothing else does'),
+        (
+            {'kind': 'lookup', 'shape': 'drawn_tree', 'widths': (2,)},
+            "kind 'lookup' does not draft",
+        ),
+        (
+            {
+                'kind': 'lm',
+                'model': 'x',
+                'shape': 'drawn_tree',
+                'widths': (3, 2),
+            },
+            r'widths \(3, 2\) make 9 nodes, got num_draft_tokens=4',
+        ),
         ({'width': 0}, 'width is 0; it needs to be >= 1'),
         (
             {
