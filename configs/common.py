@@ -45,6 +45,14 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter.min_ngram = 1
   # For 'hybrid': shortest match that is preferred to the model.
   config.drafter.hybrid_ngram = 3
+  # A draft model draws a 'chain', or offers a 'tree' of its likeliest tokens:
+  # decode.num_draft_tokens nodes on so many levels, of which it reads the width
+  # likeliest and offers as many children of each. Or it draws a 'drawn_tree':
+  # so many widths[i] children of every node of level i.
+  config.drafter.shape = 'chain'
+  config.drafter.levels = 4
+  config.drafter.width = 3
+  config.drafter.widths = ()
 
   config.mesh = config_dict.ConfigDict()
   # Devices the rows of a batch are dealt out to, and that split every layer.

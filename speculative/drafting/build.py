@@ -2,11 +2,15 @@
 
 from speculative.decoding.drafter import Drafter
 from speculative.decoding.loop import Model
+from speculative.drafting.beam import Beam
 from speculative.drafting.config import DrafterConfig
 from speculative.drafting.hidden_lm import HiddenLm
 from speculative.drafting.hybrid import Hybrid
+from speculative.drafting.hybrid import HybridTree
 from speculative.drafting.lm import Lm
 from speculative.drafting.lookup import Lookup
+from speculative.drafting.tree_lm import TreeLm
+from speculative.errors import UserError
 from speculative.models.draft import DraftModel
 
 
@@ -19,17 +23,34 @@ def build(
     config: of any kind but 'none'.
     model: the draft model, where the kind uses one.
     vocab_size: V of the target.
+
+  Raises:
+    UserError: If the draft model cannot draft what the config asks for.
   """
   J = config.num_draft_tokens
   if not config.uses_model:
     return Lookup(J, max_ngram=config.max_ngram, min_ngram=config.min_ngram)
+  if config.shape == 'drawn_tree':
+    return _drawn_tree(config, model, vocab_size)
   if isinstance(model, DraftModel) and model.config.inputs == 'hidden':
     chain = HiddenLm(model, J, vocab_size)
   else:
-    # In rounds that were looked up the draft may fall behind by all of one.
-    num_behind = J + 1 if config.kind == 'hybrid' else 2
-    chain = Lm(model, J, vocab_size, num_behind)
+    # After rounds that were looked up, and after those over a tree, of which
+    # slots are not kept, the draft may be behind by all of one.
+    keeps = config.kind == 'lm' and not config.drafts_tree
+    chain = Lm(model, J, vocab_size, 2 if keeps else J + 1)
+  if config.drafts_tree:
+    chain = Beam(chain, J, levels=config.levels, width=config.width)
   if config.kind == 'lm':
     return chain
   lookup = Lookup(J, max_ngram=config.max_ngram, min_ngram=config.hybrid_ngram)
-  return Hybrid(lookup, chain)
+  return (HybridTree if config.drafts_tree else Hybrid)(lookup, chain)
+
+
+def _drawn_tree(config: DrafterConfig, model: Model, vocab_size: int) -> TreeLm:
+  if isinstance(model, DraftModel):
+    raise UserError(
+        f'config.drafter.model is {config.model!r}, which leans on its target '
+        "and draws no trees; set config.drafter.shape to 'tree' or 'chain'."
+    )
+  return TreeLm(model, config.widths, vocab_size)

@@ -1,6 +1,8 @@
 """Which drafter to use, before any model is opened."""
 
 import dataclasses
+import itertools
+import operator
 
 from speculative.decoding import config as decode_config
 from speculative.decoding import verify
@@ -10,6 +12,7 @@ from speculative.errors import UserError
 MOST_DRAFT_TOKENS = 256
 KINDS = ('none', 'lookup', 'lm', 'hybrid')
 WITH_MODEL = ('lm', 'hybrid')
+SHAPES = ('chain', 'tree', 'drawn_tree')
 # Drafters whose law is one-hot: their sampled output is plain decoding's own.
 DETERMINISTIC = ('none', 'lookup')
 
@@ -33,6 +36,12 @@ class DrafterConfig:
     max_ngram: for 'lookup' and 'hybrid', longest match looked for.
     min_ngram: for 'lookup', shortest match that drafts.
     hybrid_ngram: for 'hybrid', shortest match that is preferred to the model.
+    shape: of what a model drafts: a 'chain' that it draws, a 'tree' of its
+      likeliest tokens, or for 'lm' a 'drawn_tree', whose tokens it draws;
+      num_draft_tokens are the nodes of a tree.
+    widths: of a drawn tree, children of every node of each level.
+    levels: of a tree.
+    width: nodes of a level that the model reads; children it offers of each.
     rule: how sampled drafts are verified, 'token' by token or as a 'block'.
   """
 
@@ -45,6 +54,10 @@ class DrafterConfig:
   max_ngram: int = 4
   min_ngram: int = 1
   hybrid_ngram: int = 3
+  shape: str = 'chain'
+  widths: tuple[int, ...] = ()
+  levels: int = 4
+  width: int = 3
   rule: str = 'token'
 
   def __post_init__(self) -> None:
@@ -102,11 +115,62 @@ class DrafterConfig:
           f'{self.min_ngram}, max_ngram={self.max_ngram}; set '
           'config.drafter.min_ngram and config.drafter.max_ngram.'
       )
+    self._check_shape()
     if self.kind == 'hybrid' and not 1 <= self.hybrid_ngram <= self.max_ngram:
       raise UserError(
           f'config.drafter.hybrid_ngram is {self.hybrid_ngram}; it needs to be '
           f'in 1 to {self.max_ngram}, config.drafter.max_ngram.'
       )
+
+  def _check_shape(self) -> None:
+    if self.shape not in SHAPES:
+      raise UserError(
+          f'config.drafter.shape is {self.shape!r}; it needs to be one of '
+          f'{", ".join(SHAPES)}.'
+      )
+    self._check_widths()
+    for name in ('levels', 'width'):
+      if getattr(self, name) < 1:
+        raise UserError(
+            f'config.drafter.{name} is {getattr(self, name)}; it needs to be '
+            '>= 1.'
+        )
+    if not self.drafts_tree or self.is_plain:
+      return
+    M, W, most = self.num_draft_tokens, self.width, self.width
+    most += (self.levels - 1) * W * W
+    if M > most or M < self.levels:
+      raise UserError(
+          f'a tree of {self.levels} levels and width {W} has {self.levels} to '
+          f'{most} nodes, got num_draft_tokens={M}; change config.drafter.'
+          'levels, config.drafter.width or config.decode.num_draft_tokens.'
+      )
+
+  def _check_widths(self) -> None:
+    if bool(self.widths) != (self.shape == 'drawn_tree'):
+      raise UserError(
+          f'config.drafter.widths is {self.widths} where config.drafter.shape '
+          f"is {self.shape!r}; a 'drawn_tree' needs them, nothing else does."
+      )
+    if not self.widths:
+      return
+    if self.kind != 'lm':
+      raise UserError(
+          f"config.drafter.shape is 'drawn_tree', which kind {self.kind!r} "
+          "does not draft; set config.drafter.kind to 'lm'."
+      )
+    nodes = sum(itertools.accumulate(self.widths, operator.mul))
+    if min(self.widths) < 1 or self.num_draft_tokens not in (0, nodes):
+      raise UserError(
+          f'config.drafter.widths {self.widths} make {nodes} nodes, got '
+          f'num_draft_tokens={self.num_draft_tokens}; set config.decode.'
+          'num_draft_tokens to that.'
+      )
+
+  @property
+  def drafts_tree(self) -> bool:
+    """Whether a model drafts a tree of its likeliest tokens."""
+    return self.uses_model and self.shape == 'tree'
 
   @property
   def uses_model(self) -> bool:
@@ -126,7 +190,7 @@ class DrafterConfig:
   @property
   def is_deterministic(self) -> bool:
     """Whether sampled output is plain decoding's token for token."""
-    return self.is_plain or self.kind in DETERMINISTIC
+    return self.is_plain or self.kind in DETERMINISTIC or self.drafts_tree
 
 
 def named(drafter: str | DrafterConfig) -> DrafterConfig:

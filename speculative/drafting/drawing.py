@@ -122,9 +122,28 @@ class Head:
         start_B=state.seq_len_B,
         position_B=state.seq_len_B + j,
     )
+    return self.token_ids(params, index_B), law_BW
+
+  def log_probs(self, params: Any, hidden_BTD: jax.Array) -> jax.Array:
+    """Returns [B, T, W], neither adjusted nor warped."""
+    return jax.nn.log_softmax(self._raw(params, hidden_BTD), axis=-1)
+
+  def token_ids(self, params: Any, index: jax.Array) -> jax.Array:
+    """Returns the token ids of indices into W."""
+    return params[draft_lib.HEAD_IDS][index] if self.is_partial else index
+
+  def _raw(self, params: Any, hidden_BTD: jax.Array) -> jax.Array:
+    """Returns float32 logits [B, T, W] as the model has them."""
     if self.is_partial:
-      index_B = params[draft_lib.HEAD_IDS][index_B]
-    return index_B, law_BW
+      return self.model.head_logits(params, hidden_BTD)
+    logits_BTV = self.model.logits(params, hidden_BTD)
+    extra = self.vocab_size - logits_BTV.shape[-1]
+    logits_BTV = logits_BTV[:, :, : self.vocab_size]
+    if extra > 0:
+      logits_BTV = jnp.pad(
+          logits_BTV, ((0, 0), (0, 0), (0, extra)), constant_values=-jnp.inf
+      )
+    return logits_BTV
 
   def _logits(
       self,
@@ -134,16 +153,9 @@ class Head:
       drafts: Drafts,
   ) -> jax.Array:
     """Returns adjusted logits [B, W]."""
+    logits_B1W = self._raw(params, hidden_B1D)
     if not self.is_partial:
-      logits_BV = self.model.logits(params, hidden_B1D)[:, 0]
-      extra = self.vocab_size - logits_BV.shape[-1]
-      logits_BV = logits_BV[:, : self.vocab_size]
-      if extra > 0:
-        logits_BV = jnp.pad(
-            logits_BV, ((0, 0), (0, extra)), constant_values=-jnp.inf
-        )
-      return state_lib.adjusted(state, logits_BV[:, None, :], drafts)[:, 0]
-    logits_B1W = self.model.head_logits(params, hidden_B1D)
+      return state_lib.adjusted(state, logits_B1W, drafts)[:, 0]
 
     def over_vocabulary() -> jax.Array:
       whole_B1V = self.model.spread(params, logits_B1W, -jnp.inf)
@@ -221,8 +233,17 @@ class ChainDrafter(Protocol):
       tokens_B1: jax.Array,
       hidden_B1D: jax.Array,
       cache: KVCache,
+      **where: Any,
   ) -> Any:
-    """Reads one drafted token; hidden_B1D is of the token before it."""
+    """Reads drafted tokens, one a row unless `where` says where they stand.
+
+    Args:
+      params: the draft's.
+      tokens_B1: int32.
+      hidden_B1D: of the token before each.
+      cache: the draft's.
+      **where: positions_BT and visible_BTS of `Transformer.forward`.
+    """
     ...
 
 

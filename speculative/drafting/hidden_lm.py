@@ -85,15 +85,24 @@ class HiddenLm:
       features: dict[int, jax.Array],
       *,
       prompt_width: int,
+      num_spare: int = 0,
   ) -> HiddenLmState:
-    """Reads the prompts, with the target's states."""
+    """Reads the prompts, with the target's states.
+
+    Args:
+      params: the draft's.
+      state: rows hold their prompts.
+      features: of the target over the prompt.
+      prompt_width: static; no prompt is longer.
+      num_spare: slots behind the longest text, to draft in.
+    """
     B, S = state.tokens_BS.shape
     hidden_BTD = features[transformer.FINAL]
     shifted_BTD = jnp.pad(hidden_BTD[:, :-1], ((0, 0), (1, 0), (0, 0)))
     out = self.model.forward(
         params,
         state.tokens_BS[:, :prompt_width],
-        self.model.init_cache(B, S + self.model.slack),
+        self.model.init_cache(B, S + num_spare + self.model.slack),
         hidden_BTD=shifted_BTD,
     )
     # The first round reads the last token of the prompt once more.
@@ -117,9 +126,12 @@ class HiddenLm:
       tokens_B1: jax.Array,
       hidden_B1D: jax.Array,
       cache: KVCache,
+      **where: Any,
   ) -> Any:
-    """Reads one drafted token; hidden_B1D is the draft's own output."""
-    return self.model.forward(params, tokens_B1, cache, hidden_BTD=hidden_B1D)
+    """Reads drafted tokens; hidden_B1D is the draft's own output."""
+    return self.model.forward(
+        params, tokens_B1, cache, hidden_BTD=hidden_B1D, **where
+    )
 
   def catch_up(
       self, params: Any, drafter_state: HiddenLmState, state: DecodeState

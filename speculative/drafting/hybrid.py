@@ -21,9 +21,11 @@ from speculative.decoding import drafter as drafter_lib
 from speculative.decoding.drafter import Proposal
 from speculative.decoding.state import DecodeState
 from speculative.drafting import drawing
+from speculative.drafting.beam import Beam
 from speculative.drafting.drawing import Chain
 from speculative.drafting.drawing import ChainDrafter
 from speculative.drafting.lookup import Lookup
+from speculative.models.kv_cache import KVCache
 
 
 def repeats(text: Sequence[int], num_tokens: int) -> bool:
@@ -132,3 +134,56 @@ class Hybrid:
   def commit(self, params, drafter_state, state, verdict, features):
     """Tells the draft what the target knew."""
     return self.draft.commit(params, drafter_state, state, verdict, features)
+
+
+@dataclasses.dataclass(frozen=True)
+class HybridTree(Hybrid):
+  """Drafts a chain from the text if it can, else a tree with a model.
+
+  Nothing is drawn, so that sampled output too is plain decoding's.
+
+  Attributes:
+    lookup: of as many tokens as the tree has nodes.
+    draft: the tree.
+  """
+
+  draft: Beam
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if self.draft.max_depth < self.num_draft_tokens:
+      raise ValueError(
+          f'a chain of {self.num_draft_tokens} is deeper than the '
+          f'{self.draft.max_depth} tokens the draft can catch up with.'
+      )
+
+  @property
+  def max_depth(self) -> int:
+    """A; a chain is as deep as it has nodes."""
+    return self.draft.max_depth
+
+  def propose(
+      self, params: Any, drafter_state: Any, state: DecodeState
+  ) -> tuple[Proposal, Any]:
+    """Drafts a chain or a tree for every row."""
+    beam = self.draft
+    found, _ = self.lookup.propose(None, None, state)
+    found = found.replace(shape='tree')
+    found_B = found.valid_BM[:, 0]
+    can_B = drafter_lib.within_budget(state, 1)[:, 0]
+    hidden_B1D, drafter_state = beam.draft.catch_up(
+        params, drafter_state, state
+    )
+    cache = drafter_state.cache
+
+    def grow() -> tuple[Proposal, KVCache]:
+      tree, written = beam.grow(params, state, hidden_B1D, cache)
+      chosen = jax.tree.map(
+          lambda x, y: jnp.where(found_B[:, None], x, y), found, tree
+      )
+      return chosen, written
+
+    proposal, cache = jax.lax.cond(
+        jnp.any(can_B & ~found_B), grow, lambda: (found, cache)
+    )
+    return proposal, drafter_state.replace(cache=cache)

@@ -82,11 +82,20 @@ class Lm:
       features: dict[int, jax.Array],
       *,
       prompt_width: int,
+      num_spare: int = 0,
   ) -> LmState:
-    """Reads the prompts."""
+    """Reads the prompts.
+
+    Args:
+      params: the draft's.
+      state: rows hold their prompts.
+      features: none.
+      prompt_width: static; no prompt is longer.
+      num_spare: slots behind the longest text, to draft in.
+    """
     del features
     B, S = state.tokens_BS.shape
-    cache = self.model.init_cache(B, S + self.model.slack)
+    cache = self.model.init_cache(B, S + num_spare + self.model.slack)
     out = self.model.forward(params, state.tokens_BS[:, :prompt_width], cache)
     return LmState(cache=out.cache)
 
@@ -121,10 +130,11 @@ class Lm:
       tokens_B1: jax.Array,
       hidden_B1D: jax.Array | None,
       cache: KVCache,
+      **where: Any,
   ) -> Any:
-    """Reads one drafted token."""
+    """Reads drafted tokens."""
     del hidden_B1D
-    return self.model.forward(params, tokens_B1, cache)
+    return self.model.forward(params, tokens_B1, cache, **where)
 
   def catch_up(
       self, params: Any, drafter_state: LmState, state: DecodeState

@@ -22,6 +22,33 @@ from speculative.errors import UserError
             {'kind': 'hybrid', 'model': 'x', 'hybrid_ngram': 5},
             'hybrid_ngram is 5; it needs to be in 1 to 4',
         ),
+        ({'shape': 'ring'}, "shape is 'ring'.*one of chain, tree"),
+        ({'kind': 'lm', 'model': 'x', 'widths': (2,)}, 'nothing else does'),
+        (
+            {'kind': 'lookup', 'shape': 'drawn_tree', 'widths': (2,)},
+            "kind 'lookup' does not draft",
+        ),
+        (
+            {
+                'kind': 'lm',
+                'model': 'x',
+                'shape': 'drawn_tree',
+                'widths': (3, 2),
+            },
+            r'widths \(3, 2\) make 9 nodes, got num_draft_tokens=4',
+        ),
+        ({'width': 0}, 'width is 0; it needs to be >= 1'),
+        (
+            {
+                'kind': 'lm',
+                'model': 'x',
+                'shape': 'tree',
+                'levels': 2,
+                'width': 2,
+                'num_draft_tokens': 7,
+            },
+            '2 levels and width 2 has 2 to 6 nodes, got num_draft_tokens=7',
+        ),
         ({'kind': 'lookup', 'model': 'x.gguf'}, "'x.gguf', but kind 'lookup'"),
         ({'kind': 'lookup', 'min_ngram': 0}, '1 <= min_ngram <= max_ngram'),
         (
@@ -44,6 +71,7 @@ def test_a_drafter_that_cannot_work_is_refused(settings, message):
         ({'kind': 'lookup', 'num_draft_tokens': 0}, True, True),
         ({'kind': 'lm', 'model': 'x.gguf'}, False, False),
         ({'kind': 'hybrid', 'model': 'x.gguf'}, False, False),
+        ({'kind': 'lm', 'model': 'x', 'shape': 'tree'}, False, True),
         (
             {'kind': 'lm', 'model': 'x.gguf', 'num_draft_tokens': 0},
             True,
