@@ -198,15 +198,34 @@ class Engine:
       config: how to decode; only max_new_tokens and what is recorded matter.
     """
     carry = self.start(prompts, config)
-    carry = loop.run(
-        weights=self.weights,
-        carry=carry,
+    carry = self.advance(
+        carry,
         num_rounds=self._put(np.int32(1)),
-        step=self.step,
-        ended_B=self._put(np.zeros(self.num_rows(len(prompts)), bool)),
+        ended_B=np.zeros(self.num_rows(len(prompts)), bool),
     )
     jax.block_until_ready(carry)
     watchdog.beat()
+
+  def advance(
+      self, carry: Carry, *, num_rounds: jax.Array, ended_B: np.ndarray
+  ) -> Carry:
+    """Runs up to so many rounds; donates `carry`.
+
+    Args:
+      carry: from `start` or an earlier call.
+      num_rounds: int32 scalar, on the devices.
+      ended_B: bool, rows that the host has ended.
+
+    Returns:
+      The Carry.
+    """
+    return loop.run(
+        weights=self.weights,
+        carry=carry,
+        num_rounds=num_rounds,
+        step=self.step,
+        ended_B=self._put(ended_B),
+    )
 
   def generate(
       self,
@@ -250,13 +269,7 @@ class Engine:
       )
       done = watch.ended
       while not done.all():
-        carry = loop.run(
-            weights=self.weights,
-            carry=carry,
-            num_rounds=num_rounds,
-            step=self.step,
-            ended_B=self._put(watch.ended),
-        )
+        carry = self.advance(carry, num_rounds=num_rounds, ended_B=watch.ended)
         done = jax.device_get(carry.state.done_B)
         watchdog.beat()
         if on_tokens is not None:
