@@ -66,7 +66,8 @@ def save(
     progress: what else is needed to go on, JSON.
     keep: how many complete ones stay.
   """
-  here = path / f'{step:08d}'
+  # Orbax takes absolute paths only.
+  here = path.absolute() / f'{step:08d}'
   first = jax.process_index() == 0
   if first:
     # A write that was interrupted, or the same step again after one.
@@ -111,7 +112,7 @@ def load(path: pathlib.Path, step: int, like: Any) -> Any:
       name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
       for name, x in _flat(like).items()
   }
-  here = path / f'{step:08d}' / _STATE
+  here = path.absolute() / f'{step:08d}' / _STATE
   try:
     with _few_words():
       found = ocp.load(here, wanted)

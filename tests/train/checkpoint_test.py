@@ -1,3 +1,5 @@
+import pathlib
+
 import jax
 from jax import numpy as jnp
 import numpy as np
@@ -20,6 +22,15 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, found, _state(0.1))
   assert found['b'][0].dtype == jnp.bfloat16
   assert checkpoint.read_progress(tmp_path, 7) == {'position': [1, 2]}
+
+
+def test_a_directory_may_be_named_from_the_working_directory(
+    tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  here = pathlib.Path('run') / 'checkpoints'
+  checkpoint.save(here, 1, _state(2), {}, keep=1)
+  assert int(checkpoint.load(here, 1, _state(0))['b'][1]) == 2
 
 
 def test_old_ones_go_when_newer_ones_are_complete(tmp_path):
