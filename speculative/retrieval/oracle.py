@@ -183,11 +183,15 @@ def select(
       with it.
     num_nodes: most nodes.
     how: 'weight', 'chain' or 'random', as `trie.select` has them.
-    seed: of 'random'.
+    seed: of 'random', which puts the rows into another order first.
 
   Returns:
     Nodes breadth first, in one depth by weight and then by first row.
   """
+  if how == 'random':
+    order = _shuffled(len(rows), seed)
+    rows = [rows[r] for r in order]
+    weights = [weights[r] for r in order]
   weight: dict[tuple[int, ...], int] = {}
   first: dict[tuple[int, ...], int] = {}
   for r, (row, w) in enumerate(zip(rows, weights, strict=True)):
@@ -210,12 +214,8 @@ def select(
       path = min(below, key=rank)
       chosen.append(path)
   else:
-    chosen = []
-    for r in _shuffled(len(rows), seed):
-      for depth in range(1, len(rows[r]) + 1):
-        path = tuple(rows[r][:depth])
-        if path not in chosen and len(chosen) < num_nodes:
-          chosen.append(path)
+    # As they come up, row by row.
+    chosen = list(weight)[:num_nodes]
   chosen = sorted(chosen, key=lambda p: (len(p), *rank(p)))
   index = {path: i for i, path in enumerate(chosen)}
   return [
