@@ -5,6 +5,7 @@ them, the next 8: three bytes a token instead of four.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import flax.struct
 import jax
@@ -21,7 +22,8 @@ class DeviceShard:
 
   Attributes:
     low_N: uint16, low bits of the ids; documents, each ended by the separator.
-    high_N: uint8, the next bits; None where all ids are below 65,536.
+      Whole ids in more bits where three bytes do not hold them.
+    high_N: uint8, the next bits; None where low_N has all.
     suffixes_N: int32, positions in the order of what begins there.
     num_suffixes: int32, entries of suffixes_N that count.
   """
@@ -67,13 +69,21 @@ class DeviceStore:
   depth: int = flax.struct.field(pytree_node=False, default=16)
 
 
+class Arrays(Protocol):
+  """A shard as a file holds it."""
+
+  low: np.ndarray
+  high: np.ndarray | None
+  suffixes: np.ndarray
+
+
 def host_shard(
     low_N: np.ndarray, high_N: np.ndarray | None, suffixes_N: np.ndarray
 ) -> DeviceShard:
-  """Returns a shard of numpy arrays, as they have to be put on a device.
+  """Returns a shard of host arrays, views of the given ones if it can.
 
   Args:
-    low_N: uint16.
+    low_N: uint16, or whole ids in more bits.
     high_N: uint8, or None.
     suffixes_N: positions, any integers.
 
@@ -85,14 +95,34 @@ def host_shard(
         f'a shard has {len(low_N)} tokens; it needs to have at most '
         f'{MOST_TOKENS}.'
     )
+  suffixes_N = np.asarray(suffixes_N).astype(np.uint32, copy=False)
   return DeviceShard(
-      low_N=np.asarray(low_N, np.uint16),
+      low_N=np.asarray(low_N),
       high_N=None if high_N is None else np.asarray(high_N, np.uint8),
-      # Same bits where they are uint32: no copy of a memory map is made.
-      suffixes_N=np.asarray(suffixes_N)
-      .astype(np.uint32, copy=False)
-      .view(np.int32),
+      # The same bits, as positions are below 2**31.
+      suffixes_N=suffixes_N.view(np.int32),
       num_suffixes=np.int32(len(suffixes_N)),
+  )
+
+
+def of_arrays(
+    shards: Sequence[Arrays], *, separator: int, depth: int = 16
+) -> DeviceStore:
+  """Returns a store of host arrays; a memory map's stay where they are.
+
+  Args:
+    shards: of an open datastore; those without suffixes are left out.
+    separator: id that ends documents.
+    depth: by which suffixes are sorted.
+  """
+  return DeviceStore(
+      shards=tuple(
+          host_shard(shard.low, shard.high, shard.suffixes)
+          for shard in shards
+          if len(shard.suffixes)
+      ),
+      separator=separator,
+      depth=depth,
   )
 
 
@@ -115,7 +145,6 @@ def of_tokens(
       continue
     tokens_N = np.asarray(tokens_N, np.uint32)
     high_N = None if separator < 2**16 else (tokens_N >> 16).astype(np.uint8)
-    made.append(
-        host_shard((tokens_N & 0xFFFF).astype(np.uint16), high_N, suffixes_N)
-    )
+    low_N = (tokens_N & 0xFFFF).astype(np.uint16)
+    made.append(host_shard(low_N, high_N, suffixes_N))
   return DeviceStore(tuple(made), separator=separator, depth=depth)

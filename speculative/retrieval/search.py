@@ -182,13 +182,39 @@ def continuations(
     The Continuations.
   """
   count_B = match.count_B
-  index_BR = spread(count_B, num_rows)
-  tokens_BRC = jnp.full((*index_BR.shape, length), store.separator, jnp.int32)
-  before_B1 = jnp.zeros((count_B.shape[0], 1), jnp.int32)
+  row_1R = jnp.arange(num_rows, dtype=jnp.int32)[None, :]
+  tokens_BRC, len_BR = read(
+      store, match, spread(count_B, num_rows), length=length
+  )
+  return Continuations(
+      tokens_BRC=tokens_BRC,
+      len_BR=len_BR,
+      weight_BR=(row_1R < count_B[:, None]).astype(jnp.int32),
+  )
+
+
+def read(
+    store: DeviceStore, match: Match, number_BR: jax.Array, *, length: int
+) -> tuple[jax.Array, jax.Array]:
+  """Reads what followed some occurrences.
+
+  Args:
+    store: P shards.
+    match: in them.
+    number_BR: int32, which of its occurrences; others than it has give nothing.
+    length: C.
+
+  Returns:
+    int32 tokens [B, R, C], zeros from the end of a document on, and how many
+    there are before it [B, R].
+  """
+  shape = (*number_BR.shape, length)
+  tokens_BRC = jnp.full(shape, store.separator, jnp.int32)
+  before_B1 = jnp.zeros_like(match.length_B)[:, None]
   for p, shard in enumerate(store.shards):
     low_B1, high_B1 = match.low_BP[:, p, None], match.high_BP[:, p, None]
-    at_BR = index_BR - before_B1 + low_B1
-    inside_BR = (index_BR >= before_B1) & (at_BR < high_B1)
+    at_BR = number_BR - before_B1 + low_B1
+    inside_BR = (number_BR >= before_B1) & (at_BR < high_B1)
     before_B1 += high_B1 - low_B1
     at_BR = jnp.where(inside_BR, at_BR, 0)
     first_BR = shard.suffixes_N.at[at_BR].get(mode='promise_in_bounds')
@@ -196,9 +222,5 @@ def continuations(
     read_BRC = shard.windows_at(first_BR, length)
     tokens_BRC = jnp.where(inside_BR[..., None], read_BRC, tokens_BRC)
   inside_BRC = jnp.cumprod(tokens_BRC != store.separator, axis=-1) > 0
-  row_1R = jnp.arange(num_rows, dtype=jnp.int32)[None, :]
-  return Continuations(
-      tokens_BRC=jnp.where(inside_BRC, tokens_BRC, 0),
-      len_BR=inside_BRC.sum(axis=-1).astype(jnp.int32),
-      weight_BR=(row_1R < count_B[:, None]).astype(jnp.int32),
-  )
+  len_BR = inside_BRC.sum(axis=-1).astype(jnp.int32)
+  return jnp.where(inside_BRC, tokens_BRC, 0), len_BR

@@ -19,7 +19,7 @@ from speculative.testing import tiny
 
 _V = 13
 _MIXED = [
-    DecodeConfig(max_new_tokens=30, seed=seed, **settings)
+    DecodeConfig(**{'max_new_tokens': 30, 'seed': seed, **settings})
     for seed, settings in enumerate(
         [
             {},
