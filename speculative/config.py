@@ -17,6 +17,7 @@ from speculative import api
 from speculative.bench import prompts
 from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
+from speculative.drafting.config import RetrievalConfig
 from speculative.errors import UserError
 from speculative.models import precision
 from speculative.sharding import MeshConfig
@@ -133,9 +134,12 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
           max_ngram=drafter.max_ngram,
           min_ngram=drafter.min_ngram,
           hybrid_ngram=drafter.hybrid_ngram,
+          shape=drafter.shape,
           num_layers=_int32('drafter.num_layers', drafter.num_layers),
           shards=drafter.shards,
           rule=decode.verification,
+          store=drafter.store,
+          retrieval=RetrievalConfig(**drafter.retrieval),
       ),
       decode=DecodeConfig(
           max_new_tokens=_int32('decode.max_new_tokens', decode.max_new_tokens),

@@ -12,64 +12,40 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
+from speculative import sharding
 from speculative.decoding import drafter as drafter_lib
 from speculative.decoding.drafter import Proposal
 from speculative.decoding.state import DecodeState
+from speculative.drafting.config import RetrievalConfig
 from speculative.retrieval import context
 from speculative.retrieval import search
+from speculative.retrieval import sharded
 from speculative.retrieval import trie
-from speculative.retrieval.device_store import DeviceStore
 from speculative.retrieval.search import Continuations
-
-SOURCES = ('store', 'context', 'both')
-SHAPES = ('chain', 'tree')
-SELECTIONS = ('weight', 'random')
+from speculative.retrieval.sharded import ShardedStore
+from speculative.sharding import Placement
 
 
 @dataclasses.dataclass(frozen=True)
 class Retrieval:
   """Drafts what followed the end of the text in a store or earlier on.
 
-  Its params are the store: a DeviceStore; or the Continuations of the rows'
-  texts, found by someone else (`host_search`); None for sources 'context'.
+  Its params are the store: a DeviceStore; a ShardedStore on the placement's
+  mesh; or the Continuations of the rows' texts, where the host has found them
+  (`retrieval.host_search`). None for the source 'context'.
 
   Attributes:
     num_draft_tokens: M nodes of a tree, J tokens of a chain.
-    max_ngram: longest end of the text that is looked for.
-    min_ngram: shortest that drafts anything.
-    length: C, tokens that are read after a match; no path is longer.
-    num_rows: R, matches in the store that are read.
-    context_rows: matches in the text that are read, the latest.
-    context_weight: what one of these counts, where one of the store counts 1.
-    sources: 'store', 'context' or 'both'.
-    shape: 'chain' for the one path that goes to the heaviest child each time,
-      or 'tree'.
-    selection: of a tree's nodes, 'weight' or 'random' (the baseline of the
-      paper's ablation).
+    settings: where and how is searched.
+    shape: 'chain' for the path that goes to the heaviest child each time, or
+      'tree'.
+    placement: of the target, for a ShardedStore.
   """
 
-  num_draft_tokens: int = 8
-  max_ngram: int = 16
-  min_ngram: int = 1
-  length: int = 10
-  num_rows: int = 128
-  context_rows: int = 16
-  context_weight: int = 4
-  sources: str = 'both'
+  num_draft_tokens: int
+  settings: RetrievalConfig = RetrievalConfig()
   shape: str = 'chain'
-  selection: str = 'weight'
-
-  def __post_init__(self) -> None:
-    for name, known in (
-        ('sources', SOURCES),
-        ('shape', SHAPES),
-        ('selection', SELECTIONS),
-    ):
-      if getattr(self, name) not in known:
-        raise ValueError(
-            f'{name} is {getattr(self, name)!r}; it needs to be one of '
-            f'{", ".join(known)}.'
-        )
+  placement: Placement = Placement()
 
   @property
   def features(self) -> tuple[int, ...]:
@@ -81,7 +57,7 @@ class Retrieval:
     """Most tokens of a path that can be kept."""
     if self.shape == 'chain':
       return self.num_draft_tokens
-    return min(self.num_draft_tokens, self.length)
+    return min(self.num_draft_tokens, self.settings.length)
 
   def init(self, params, state, features, *, prompt_width):
     """Has no state: the text is in the DecodeState."""
@@ -98,37 +74,45 @@ class Retrieval:
       text_BS: int32.
       seq_len_B: int32, tokens that count.
     """
-    found = []
-    ngrams = dict(max_ngram=self.max_ngram, min_ngram=self.min_ngram)
+    settings, found = self.settings, []
     # Of nodes that weigh the same the text's own come first.
-    if self.sources != 'store':
+    if settings.sources != 'store':
       found.append(
           context.continuations(
               text_BS,
               seq_len_B,
-              num_rows=self.context_rows,
-              length=self.length,
-              weight=self.context_weight,
-              **ngrams,
+              max_ngram=settings.max_ngram,
+              min_ngram=settings.min_ngram,
+              num_rows=settings.context_rows,
+              length=settings.length,
+              weight=settings.context_weight,
           )
       )
-    if self.sources != 'context':
-      found.append(self._of_store(params, text_BS, seq_len_B, ngrams))
+    if settings.sources != 'context':
+      found.append(self._of_store(params, text_BS, seq_len_B))
     return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *found)
 
   def _of_store(
-      self,
-      params: DeviceStore | Continuations,
-      text_BS: jax.Array,
-      seq_len_B: jax.Array,
-      ngrams: dict[str, int],
+      self, params: Any, text_BS: jax.Array, seq_len_B: jax.Array
   ) -> Continuations:
+    """Returns what followed the ends of texts in the store."""
     if isinstance(params, Continuations):
       return params
+    settings = self.settings
+    ngrams = dict(max_ngram=settings.max_ngram, min_ngram=settings.min_ngram)
+    rows = dict(num_rows=settings.num_rows, length=settings.length)
+    if isinstance(params, ShardedStore):
+      return sharded.retrieve(
+          params,
+          text_BS,
+          seq_len_B,
+          mesh=self.placement.mesh,
+          axis=sharding.MODEL,
+          **ngrams,
+          **rows,
+      )
     match = search.longest_match(params, text_BS, seq_len_B, **ngrams)
-    return search.continuations(
-        params, match, num_rows=self.num_rows, length=self.length
-    )
+    return search.continuations(params, match, **rows)
 
   def draft(
       self, params: Any, text_BS: jax.Array, seq_len_B: jax.Array
@@ -140,7 +124,7 @@ class Retrieval:
       text_BS: int32.
       seq_len_B: int32, tokens that count.
     """
-    how = 'chain' if self.shape == 'chain' else self.selection
+    how = 'chain' if self.shape == 'chain' else self.settings.selection
     return trie.select(
         self.retrieve(params, text_BS, seq_len_B),
         num_nodes=self.num_draft_tokens,

@@ -66,6 +66,7 @@ def longest_match(
   back_GN = lengths_G[:, None] - np.arange(max_ngram)
   index_BGN = np.clip(seq_len_B[:, None, None] - back_GN, 0, S - 1)
   ends_BGN = text_BS[np.arange(B)[:, None, None], index_BGN].astype(np.int64)
+  ends_BGN[ends_BGN >= store.separator] = store.separator + 1
   worth_GN = np.where(back_GN > 0, 1 << np.maximum(back_GN - 1, 0), 0)
   shape = (len(store.shards), B, len(lengths_G))
   low_PBG, high_PBG = np.zeros(shape, np.int64), np.zeros(shape, np.int64)

@@ -14,6 +14,9 @@ import numpy as np
 from speculative.retrieval.device_store import DeviceShard
 from speculative.retrieval.device_store import DeviceStore
 
+# Above every id; differences of ids do not overflow.
+_NO_TOKEN = 2**30
+
 
 @flax.struct.dataclass
 class Match:
@@ -111,7 +114,7 @@ def longest_match(
 
   Args:
     store: P shards.
-    text_BS: int32, ids below the store's separator.
+    text_BS: int32.
     seq_len_B: int32, tokens of the text that count.
     max_ngram: longest end looked for; at most the store's depth.
     min_ngram: shortest end that counts.
@@ -130,6 +133,8 @@ def longest_match(
     return Match(jnp.zeros(B, jnp.int32), none_BP, none_BP)
   lengths_G = np.arange(min_ngram, max_ngram + 1, dtype=np.int32)
   ends_BGN = _ends(text_BS, seq_len_B, lengths_G)
+  # Ids that are no tokens match nothing, the separator's own included.
+  ends_BGN = jnp.where(ends_BGN < store.separator, ends_BGN, _NO_TOKEN)
   bounds = [_bounds(shard, ends_BGN, lengths_G) for shard in store.shards]
   low_BGP, high_BGP = (jnp.stack(x, axis=-1) for x in zip(*bounds, strict=True))
   lengths_1G = jnp.asarray(lengths_G)[None, :]

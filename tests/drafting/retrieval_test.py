@@ -5,16 +5,21 @@ import jax
 import numpy as np
 import pytest
 
+from speculative import sharding
 from speculative.decoding.autoregressive import Autoregressive
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting.config import RetrievalConfig
 from speculative.drafting.retrieval import Retrieval
+from speculative.models import params as params_lib
 from speculative.models.transformer import Transformer
 from speculative.retrieval import device_store
 from speculative.retrieval import oracle
+from speculative.retrieval import sharded
 from speculative.retrieval.oracle import Shard
+from speculative.sharding import Placement
 from speculative.testing import tiny
 
 _V = 13
@@ -30,6 +35,10 @@ _MIXED = [
     )
 ]
 _PROMPTS = [[1, 2, 3], [9, 8, 9, 8, 9], [12], [4, 4, 4, 4]]
+
+
+def _drafter(num_draft_tokens, shape='chain', **settings) -> Retrieval:
+  return Retrieval(num_draft_tokens, RetrievalConfig(**settings), shape)
 
 
 def _shard(documents) -> Shard:
@@ -68,11 +77,11 @@ def texts() -> list[list[int]]:
 @pytest.mark.parametrize(
     'drafter',
     [
-        Retrieval(5, num_rows=6, length=5),
-        Retrieval(4, num_rows=6, length=5, sources='store', min_ngram=3),
-        Retrieval(7, length=4, sources='context', context_rows=3),
-        Retrieval(9, num_rows=6, length=5, max_ngram=3, shape='tree'),
-        Retrieval(9, num_rows=6, shape='tree', selection='random'),
+        _drafter(5, num_rows=6, length=5),
+        _drafter(4, num_rows=6, length=5, sources='store', min_ngram=3),
+        _drafter(7, length=4, sources='context', context_rows=3),
+        _drafter(9, num_rows=6, length=5, max_ngram=3, shape='tree'),
+        _drafter(9, num_rows=6, shape='tree', selection='random'),
     ],
     ids=['both', 'store', 'context', 'tree', 'random tree'],
 )
@@ -80,32 +89,33 @@ def test_proposals_equal_the_oracle(make_state, shards, texts, drafter, room):
   got = _propose(drafter, _on_device(shards), make_state(texts, room=room))
   assert got.probs_BPV is None
   got = jax.tree.map(np.asarray, got)
-  ngrams = dict(max_ngram=drafter.max_ngram, min_ngram=drafter.min_ngram)
+  settings = drafter.settings
+  ngrams = dict(max_ngram=settings.max_ngram, min_ngram=settings.min_ngram)
   some = 0
   for b, text in enumerate(texts):
     rows, weights = [], []
-    if drafter.sources != 'store':
+    if settings.sources != 'store':
       near = oracle.context(
-          text, num_rows=drafter.context_rows, length=drafter.length, **ngrams
+          text, num_rows=settings.context_rows, length=settings.length, **ngrams
       )
-      rows += near + [[]] * (drafter.context_rows - len(near))
-      weights += [4] * drafter.context_rows
-    if drafter.sources != 'context':
+      rows += near + [[]] * (settings.context_rows - len(near))
+      weights += [4] * settings.context_rows
+    if settings.sources != 'context':
       found = oracle.longest_match(shards, text, **ngrams)
       far = oracle.continuations(
           shards,
           found,
-          num_rows=drafter.num_rows,
-          length=drafter.length,
+          num_rows=settings.num_rows,
+          length=settings.length,
           separator=_V,
       )
-      rows += far + [[]] * (drafter.num_rows - len(far))
-      weights += [1] * drafter.num_rows
+      rows += far + [[]] * (settings.num_rows - len(far))
+      weights += [1] * settings.num_rows
     expected = oracle.select(
         rows,
         weights,
         num_nodes=drafter.num_draft_tokens,
-        how='chain' if drafter.shape == 'chain' else drafter.selection,
+        how='chain' if drafter.shape == 'chain' else settings.selection,
         seed=len(text),
     )
     expected = [n for n in expected if n.depth < room]
@@ -127,15 +137,9 @@ def test_rows_that_are_done_draft_nothing(make_state, shards):
 
 
 def test_an_empty_store_drafts_nothing(make_state):
-  drafter = Retrieval(4, sources='store')
+  drafter = _drafter(4, sources='store')
   proposal = _propose(drafter, _on_device([]), make_state([[1, 2, 1, 2]]))
   assert not proposal.valid_BM.any()
-
-
-@pytest.mark.parametrize('setting', ['sources', 'shape', 'selection'])
-def test_an_unknown_setting_is_refused(setting):
-  with pytest.raises(ValueError, match=f"{setting} is 'none'"):
-    Retrieval(4, **{setting: 'none'})
 
 
 @pytest.fixture(scope='module')
@@ -155,7 +159,7 @@ def store(plain):
 
 @pytest.mark.parametrize('sources', ['both', 'store'])
 def test_mixed_rows_equal_plain_token_for_token(plain, store, sources):
-  drafter = Retrieval(4, sources=sources)
+  drafter = _drafter(4, sources=sources)
   step = Speculative(plain.step.model, drafter)
   weights = dataclasses.replace(plain.weights, drafter=store)
   expected = plain.generate(_PROMPTS, _MIXED)
@@ -165,3 +169,33 @@ def test_mixed_rows_equal_plain_token_for_token(plain, store, sources):
   assert got.num_rounds < expected.num_rounds
   for row in range(4):
     assert 0 < got.accepted[row].sum() < got.tested[row].sum(), row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('how', ['whole', 'split'])
+def test_a_mesh_says_the_same(plain, store, how):
+  config = dataclasses.replace(tiny.TARGET, num_heads=4, num_kv_heads=4)
+  mesh = sharding.make_mesh(2, 2)
+  placement = sharding.place(
+      mesh, config.axis_sizes, indivisible='replicate', logits='gathered'
+  )
+  params = tiny.init(jax.random.key(0), config)
+  settings = RetrievalConfig(num_rows=16, placement=how)
+  host = jax.tree.map(np.asarray, store)
+  placed = placement.put(host)
+  if how == 'split':
+    placed = sharded.place(host, mesh, sharding.MODEL)
+  one, several = (
+      Engine(
+          Speculative(
+              Transformer(config, placement=where),
+              Retrieval(4, settings, placement=where),
+          ),
+          Weights(params_lib.place(params, config, where), found),
+      ).generate(_PROMPTS, _MIXED)
+      for where, found in ((Placement(), store), (placement, placed))
+  )
+  assert several.token_ids == one.token_ids
+  assert [a.tolist() for a in several.accepted] == [
+      a.tolist() for a in one.accepted
+  ]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from speculative.retrieval import device_store
+from speculative.retrieval import host_search
 from speculative.retrieval import oracle
 from speculative.retrieval import search
 from speculative.retrieval.oracle import Shard
@@ -143,6 +144,18 @@ def test_what_lies_behind_a_text_changes_nothing():
   got = _search(store, np.where(behind, 2, text_BS), seq_len_B)
   other = _search(store, np.where(behind, 0, text_BS), seq_len_B)
   jax.tree.map(np.testing.assert_array_equal, got, other)
+
+
+@pytest.mark.parametrize('module', [search, host_search])
+def test_what_is_no_token_matches_nothing(module):
+  tokens = np.array([1, 2, 4, 1, 3, 4])
+  suffixes = oracle.sort_suffixes(tokens, separator=4)
+  store = device_store.of_tokens([(tokens, suffixes)], separator=4)
+  text_BS = np.array([[2, 4, 1], [1, 2, 4], [1, 2, 9], [0, 1, 2]], np.int32)
+  match = module.longest_match(
+      store, text_BS, np.full(4, 3, np.int32), max_ngram=3
+  )
+  assert match.length_B.tolist() == [1, 0, 0, 2]
 
 
 def test_a_search_deeper_than_the_suffixes_are_sorted_is_refused():
