@@ -6,11 +6,13 @@ Deterministic, so q is one-hot and sampled output is plain decoding's token for
 token.
 """
 
+from collections.abc import Callable
 import dataclasses
 from typing import Any
 
 import jax
 from jax import numpy as jnp
+import numpy as np
 
 from speculative import sharding
 from speculative.decoding import drafter as drafter_lib
@@ -18,9 +20,11 @@ from speculative.decoding.drafter import Proposal
 from speculative.decoding.state import DecodeState
 from speculative.drafting.config import RetrievalConfig
 from speculative.retrieval import context
+from speculative.retrieval import host_search
 from speculative.retrieval import search
 from speculative.retrieval import sharded
 from speculative.retrieval import trie
+from speculative.retrieval.device_store import DeviceStore
 from speculative.retrieval.search import Continuations
 from speculative.retrieval.sharded import ShardedStore
 from speculative.sharding import Placement
@@ -141,15 +145,48 @@ class Retrieval:
     room_BJ = drafter_lib.within_budget(state, self.max_depth)
     room_B1 = room_BJ.sum(axis=1, keepdims=True)
     valid_BM = nodes.valid_BM & (nodes.depth_BM <= room_B1)
+    return self._proposal(nodes.replace(valid_BM=valid_BM)), drafter_state
+
+  def _proposal(self, nodes: trie.Nodes) -> Proposal:
     if self.shape == 'chain':
-      return drafter_lib.chain(nodes.tokens_BM, valid_BM), drafter_state
-    proposal = Proposal(
+      return drafter_lib.chain(nodes.tokens_BM, nodes.valid_BM)
+    return Proposal(
         tokens_BM=nodes.tokens_BM,
         parent_BM=nodes.parent_BM,
         depth_BM=nodes.depth_BM,
-        valid_BM=valid_BM,
+        valid_BM=nodes.valid_BM,
     )
-    return proposal, drafter_state
+
+  def on_host(
+      self, store: DeviceStore
+  ) -> Callable[[np.ndarray, np.ndarray], Proposal]:
+    """Returns a function that drafts from a store on the host.
+
+    It takes texts [B, S] and how many of their tokens count [B], and returns
+    what `propose` would with the store on the device, but for nodes beyond what
+    a row has room for. The store is searched on the host, the text so far and
+    the trie on the device.
+
+    Args:
+      store: of host arrays, such as views of a memory map.
+    """
+    settings = self.settings
+    select = jax.jit(lambda *args: self._proposal(self.draft(*args)))
+
+    def draft(text_BS: np.ndarray, seq_len_B: np.ndarray) -> Proposal:
+      match = host_search.longest_match(
+          store,
+          text_BS,
+          seq_len_B,
+          max_ngram=settings.max_ngram,
+          min_ngram=settings.min_ngram,
+      )
+      found = host_search.continuations(
+          store, match, num_rows=settings.num_rows, length=settings.length
+      )
+      return jax.device_get(select(found, text_BS, seq_len_B))
+
+    return draft
 
   def commit(self, params, drafter_state, state, verdict, features):
     """Has nothing to remember."""

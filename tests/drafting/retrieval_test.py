@@ -130,6 +130,19 @@ def test_proposals_equal_the_oracle(make_state, shards, texts, drafter, room):
   assert (some > 10) == (room > 1)
 
 
+@pytest.mark.parametrize('shape', ['chain', 'tree'])
+def test_the_host_drafts_what_the_device_drafts(
+    make_state, shards, texts, shape
+):
+  drafter = _drafter(5, shape, num_rows=6, length=5)
+  store, state = _on_device(shards), make_state(texts)
+  draft = drafter.on_host(jax.tree.map(np.asarray, store))
+  got = draft(np.asarray(state.tokens_BS), np.asarray(state.seq_len_B))
+  assert {type(x) for x in jax.tree.leaves(got)} == {np.ndarray}
+  expected = _propose(drafter, store, state)
+  jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
 def test_rows_that_are_done_draft_nothing(make_state, shards):
   state = make_state([[1, 2, 1, 2], [1, 2, 1, 2]], done=[True, False])
   proposal = _propose(Retrieval(4), _on_device(shards), state)
