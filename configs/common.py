@@ -29,8 +29,9 @@ def get_config() -> config_dict.ConfigDict:
   config.target.layers = 'unrolled'
 
   config.drafter = config_dict.ConfigDict()
-  # 'none', 'lookup' (the text so far), 'lm' (a second model), or 'hybrid':
-  # look-up where the text repeats itself, the model elsewhere.
+  # 'none', 'lookup' (the text so far), 'retrieval' (a datastore and the text so
+  # far), 'lm' (a second model), or 'hybrid': look-up where the text repeats
+  # itself, the model elsewhere.
   config.drafter.kind = 'none'
   # A reference, a directory that a draft was saved to, or 'target' for the
   # target's own first layers.
@@ -45,14 +46,33 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter.min_ngram = 1
   # For 'hybrid': shortest match that is preferred to the model.
   config.drafter.hybrid_ngram = 3
-  # A draft model draws a 'chain', or offers a 'tree' of its likeliest tokens:
-  # decode.num_draft_tokens nodes on so many levels, of which it reads the width
-  # likeliest and offers as many children of each. Or it draws a 'drawn_tree':
-  # so many widths[i] children of every node of level i.
+  # A 'chain', or a 'tree' of decode.num_draft_tokens nodes. The tree of a draft
+  # model has its likeliest tokens on so many levels: it reads the width likeliest
+  # nodes of each and offers as many children of every one. Or the model draws a
+  # 'drawn_tree', widths[i] children of every node of level i.
   config.drafter.shape = 'chain'
   config.drafter.levels = 4
   config.drafter.width = 3
   config.drafter.widths = ()
+  # For 'retrieval': a datastore (task 'build_datastore').
+  config.drafter.store = ''
+  config.drafter.retrieval = config_dict.ConfigDict()
+  # 'store', 'context' (the text so far) or 'both'.
+  config.drafter.retrieval.sources = 'both'
+  # Nodes of a tree by 'weight', or 'random' to compare with.
+  config.drafter.retrieval.selection = 'weight'
+  # Longest end of the text that is looked for, and shortest that drafts.
+  config.drafter.retrieval.max_ngram = 16
+  config.drafter.retrieval.min_ngram = 1
+  # Tokens that are read after a match.
+  config.drafter.retrieval.length = 10
+  # Matches that are read, in the store and in the text; and what one in the
+  # text counts, where one in the store counts 1.
+  config.drafter.retrieval.num_rows = 128
+  config.drafter.retrieval.context_rows = 16
+  config.drafter.retrieval.context_weight = 4
+  # 'whole' on every device, or shards 'split' over mesh.model.
+  config.drafter.retrieval.placement = 'whole'
 
   config.mesh = config_dict.ConfigDict()
   # Devices the rows of a batch are dealt out to, and that split every layer.

@@ -17,6 +17,7 @@ from speculative import api
 from speculative.bench import prompts
 from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
+from speculative.drafting.config import RetrievalConfig
 from speculative.errors import UserError
 from speculative.models import precision
 from speculative.sharding import MeshConfig
@@ -140,6 +141,8 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
           num_layers=_int32('drafter.num_layers', drafter.num_layers),
           shards=drafter.shards,
           rule=decode.verification,
+          store=drafter.store,
+          retrieval=RetrievalConfig(**drafter.retrieval),
       ),
       decode=DecodeConfig(
           max_new_tokens=_int32('decode.max_new_tokens', decode.max_new_tokens),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 
+from speculative import sharding
 from speculative.checkpoints import pretrained
 from speculative.checkpoints.draft_dir import DraftCheckpoint
 from speculative.checkpoints.draft_dir import TargetIdentity
@@ -28,6 +29,9 @@ from speculative.models import transformer
 from speculative.models.config import TransformerConfig
 from speculative.models.draft import DraftModel
 from speculative.models.transformer import Transformer
+from speculative.retrieval import sharded
+from speculative.retrieval.device_store import DeviceStore
+from speculative.retrieval.sharded import ShardedStore
 from speculative.sharding import Placement
 from speculative.tokenizer import base
 from speculative.tokenizer import chat
@@ -67,11 +71,13 @@ class LanguageModel:
       drafter: DrafterConfig,
       placement: Placement,
       draft_placement: Placement,
+      store: DeviceStore | None = None,
   ) -> None:
     """Keeps what was opened; `open_model` is the way to call this."""
     self._target, self._draft = target, draft
     self._layers, self._drafter = layers, drafter
     self._placement, self._draft_placement = placement, draft_placement
+    self._store = store
     self._weights: Weights | None = None
     self._engines: dict[DrafterConfig, Engine] = {}
     self.tokenizer = target.tokenizer
@@ -97,10 +103,17 @@ class LanguageModel:
       )
       if self._layers == 'scanned':
         target = transformer.stack_layers(target)
-      self._weights = Weights(target=target, drafter=self._load_draft(target))
+      self._weights = Weights(target=target, drafter=self._load_drafter(target))
     return self._weights
 
-  def _load_draft(self, target: params_lib.Params) -> params_lib.Params | None:
+  def _load_drafter(
+      self, target: params_lib.Params
+  ) -> params_lib.Params | DeviceStore | ShardedStore | None:
+    if self._store is not None:
+      if self._drafter.retrieval.placement == 'split':
+        mesh = self._placement.mesh
+        return sharded.place(self._store, mesh, sharding.MODEL)
+      return self._placement.put(self._store)
     if self._draft is None:
       return None
     dtype = self._draft_precision.param_dtype
@@ -133,14 +146,15 @@ class LanguageModel:
 
     Args:
       drafter: this model's own when absent; another, or a kind with default
-        settings, must be 'none' or 'lookup', or use the same draft model in
+        settings, must use no draft model and no datastore, or the same ones in
         the same format.
 
     Returns:
       The Engine; the same one for the same drafter.
 
     Raises:
-      UserError: If the drafter needs a draft model that was not loaded.
+      UserError: If the drafter needs a draft model or a datastore that was not
+        loaded.
     """
     if drafter is None:
       drafter = self._drafter
@@ -160,8 +174,18 @@ class LanguageModel:
     )
     if drafter.is_plain:
       return Autoregressive(target)
+    if drafter.uses_store and _store_of(drafter) != _store_of(self._drafter):
+      raise UserError(
+          f'the datastore {drafter.store!r} is not loaded; name it when the '
+          'model is loaded.'
+      )
     model = self._draft_model(drafter) if drafter.uses_model else None
-    built = build.build(drafter, model=model, vocab_size=self.config.vocab_size)
+    built = build.build(
+        drafter,
+        model=model,
+        vocab_size=self.config.vocab_size,
+        placement=self._placement,
+    )
     return Speculative(target, built, rule=drafter.rule)
 
   def _draft_model(self, drafter: DrafterConfig) -> Transformer | DraftModel:
@@ -398,3 +422,8 @@ def _is_list(value: object) -> bool:
 def _weights_of(drafter: DrafterConfig) -> tuple[str, int, str, int]:
   """Returns what the loaded weights of a draft model depend on."""
   return drafter.model, drafter.num_layers, drafter.dtype, drafter.shards
+
+
+def _store_of(drafter: DrafterConfig) -> tuple[str, str]:
+  """Returns what the loaded datastore depends on."""
+  return drafter.store, drafter.retrieval.placement

@@ -9,6 +9,7 @@ from speculative import api
 from speculative.checkpoints import pretrained
 from speculative.decoding.engine import Engine
 from speculative.drafting.config import DrafterConfig
+from speculative.drafting.config import RetrievalConfig
 from speculative.errors import UserError
 from speculative.sharding import MeshConfig
 from speculative.tokenizer import base
@@ -322,3 +323,19 @@ def test_the_longest_text_is_the_models_own_unless_given(unread):
   assert unread.decode_config().max_seq_len == 2048
   assert unread.decode_config(max_seq_len=100).max_seq_len == 100
   assert unread.decode_config(max_seq_len=0).max_seq_len == 2048
+
+
+def test_retrieval_from_the_text_so_far_says_what_plain_decoding_says():
+  drafter = DrafterConfig(
+      'retrieval', retrieval=RetrievalConfig(sources='context')
+  )
+  model = speculative.load('random://tiny', dtype='float32', drafter=drafter)
+  for temperature in (0.0, 0.8):
+    settings = dict(max_new_tokens=24, temperature=temperature)
+    got = model.generate('abcabcabcabc', **settings)
+    assert (
+        got.texts
+        == model.generate('abcabcabcabc', drafter='none', **settings).texts
+    )
+  with pytest.raises(UserError, match="datastore 'x' is not loaded"):
+    model.engine(DrafterConfig('retrieval', store='x'))

@@ -9,13 +9,19 @@ from speculative.drafting.hybrid import Hybrid
 from speculative.drafting.hybrid import HybridTree
 from speculative.drafting.lm import Lm
 from speculative.drafting.lookup import Lookup
+from speculative.drafting.retrieval import Retrieval
 from speculative.drafting.tree_lm import TreeLm
 from speculative.errors import UserError
 from speculative.models.draft import DraftModel
+from speculative.sharding import Placement
 
 
 def build(
-    config: DrafterConfig, *, model: Model | None, vocab_size: int
+    config: DrafterConfig,
+    *,
+    model: Model | None,
+    vocab_size: int,
+    placement: Placement | None = None,
 ) -> Drafter:
   """Returns the drafter a config names.
 
@@ -23,11 +29,16 @@ def build(
     config: of any kind but 'none'.
     model: the draft model, where the kind uses one.
     vocab_size: V of the target.
+    placement: of the target; absent, nothing is said about devices.
 
   Raises:
     UserError: If the draft model cannot draft what the config asks for.
   """
   J = config.num_draft_tokens
+  if config.kind == 'retrieval':
+    return Retrieval(
+        J, config.retrieval, config.shape, placement or Placement()
+    )
   if not config.uses_model:
     return Lookup(J, max_ngram=config.max_ngram, min_ngram=config.min_ngram)
   if config.shape == 'drawn_tree':

@@ -10,11 +10,95 @@ from speculative.errors import UserError
 
 # No chain this long has ever been accepted; buffers grow with it.
 MOST_DRAFT_TOKENS = 256
-KINDS = ('none', 'lookup', 'lm', 'hybrid')
+KINDS = ('none', 'lookup', 'retrieval', 'lm', 'hybrid')
 WITH_MODEL = ('lm', 'hybrid')
 SHAPES = ('chain', 'tree', 'drawn_tree')
 # Drafters whose law is one-hot: their sampled output is plain decoding's own.
-DETERMINISTIC = ('none', 'lookup')
+DETERMINISTIC = ('none', 'lookup', 'retrieval')
+
+SOURCES = ('both', 'store', 'context')
+SELECTIONS = ('weight', 'random')
+PLACEMENTS = ('whole', 'split')
+_RETRIEVAL = 'config.drafter.retrieval'
+# The search weighs the tokens of an end by powers of two, in int32; rows are
+# sorted in every round.
+_MOST = {
+    'max_ngram': 30,
+    'length': 64,
+    'num_rows': 4096,
+    'context_rows': 1024,
+    'context_weight': 1000,
+}
+
+
+def _check_ints(config: object, of: str) -> None:
+  """Refuses what is no whole number where one is needed."""
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if field.type is int and not decode_config.is_int(value):
+      raise UserError(
+          f'{field.name} of the {of} is {value!r}; it needs to be a whole '
+          'number.'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalConfig:
+  """How drafts are retrieved from text.
+
+  Attributes:
+    sources: 'store', 'context' (the text so far) or 'both'.
+    selection: of a tree's nodes, by 'weight', or 'random' (the baseline of the
+      ablation in arXiv:2311.08252).
+    max_ngram: longest end of the text that is looked for.
+    min_ngram: shortest that drafts anything.
+    length: tokens that are read after a match; no path is longer.
+    num_rows: matches in the store that are read; of more an evenly spaced
+      sample.
+    context_rows: matches in the text that are read, the latest.
+    context_weight: what one of these counts, where one of the store counts 1.
+    placement: of the store, 'whole' on every device or its shards 'split' over
+      the mesh's axis model.
+  """
+
+  sources: str = 'both'
+  selection: str = 'weight'
+  max_ngram: int = 16
+  min_ngram: int = 1
+  length: int = 10
+  num_rows: int = 128
+  context_rows: int = 16
+  context_weight: int = 4
+  placement: str = 'whole'
+
+  def __post_init__(self) -> None:
+    _check_ints(self, 'retrieval')
+    for name, known in (
+        ('sources', SOURCES),
+        ('selection', SELECTIONS),
+        ('placement', PLACEMENTS),
+    ):
+      if getattr(self, name) not in known:
+        raise UserError(
+            f'{_RETRIEVAL}.{name} is {getattr(self, name)!r}; it needs to be '
+            f'one of {", ".join(known)}.'
+        )
+    for name, most in _MOST.items():
+      if not 1 <= getattr(self, name) <= most:
+        raise UserError(
+            f'{_RETRIEVAL}.{name} is {getattr(self, name)}; it needs to be in '
+            f'1 to {most}.'
+        )
+    if not 1 <= self.min_ngram <= self.max_ngram:
+      raise UserError(
+          f'{_RETRIEVAL}.min_ngram is {self.min_ngram}; it needs to be in 1 to '
+          f'{self.max_ngram}, {_RETRIEVAL}.max_ngram.'
+      )
+
+  @property
+  def uses_store(self) -> bool:
+    """Whether a datastore is searched."""
+    return self.sources != 'context'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +106,9 @@ class DrafterConfig:
   """A drafter as the user names it.
 
   Attributes:
-    kind: 'none' (plain decoding), 'lookup', 'lm' or 'hybrid' (look-up where the
-      text repeats itself, the draft model elsewhere).
+    kind: 'none' (plain decoding), 'lookup', 'retrieval' (from a datastore and
+      the text so far), 'lm' or 'hybrid' (look-up where the text repeats itself,
+      the draft model elsewhere).
     model: reference of the draft model, for 'lm' and 'hybrid'; 'target' drafts
       with the first num_layers layers of the target itself, sharing its
       weights.
@@ -36,13 +121,16 @@ class DrafterConfig:
     max_ngram: for 'lookup' and 'hybrid', longest match looked for.
     min_ngram: for 'lookup', shortest match that drafts.
     hybrid_ngram: for 'hybrid', shortest match that is preferred to the model.
-    shape: of what a model drafts: a 'chain' that it draws, a 'tree' of its
-      likeliest tokens, or for 'lm' a 'drawn_tree', whose tokens it draws;
-      num_draft_tokens are the nodes of a tree.
+    shape: of what is drafted: a 'chain', or a 'tree' of num_draft_tokens nodes.
+      A model draws its chain and offers a tree of its likeliest tokens; for
+      'lm' it may also draw a 'drawn_tree'. A retrieved chain goes to the
+      heaviest child each time.
     widths: of a drawn tree, children of every node of each level.
-    levels: of a tree.
+    levels: of a tree of likeliest tokens.
     width: nodes of a level that the model reads; children it offers of each.
     rule: how sampled drafts are verified, 'token' by token or as a 'block'.
+    store: path of the datastore, for 'retrieval' with it.
+    retrieval: for 'retrieval'; its own max_ngram and min_ngram count there.
   """
 
   kind: str = 'none'
@@ -59,15 +147,11 @@ class DrafterConfig:
   levels: int = 4
   width: int = 3
   rule: str = 'token'
+  store: str = ''
+  retrieval: RetrievalConfig = RetrievalConfig()
 
   def __post_init__(self) -> None:
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if field.type is int and not decode_config.is_int(value):
-        raise UserError(
-            f'{field.name} of the drafter is {value!r}; it needs to be a whole '
-            'number.'
-        )
+    _check_ints(self, 'drafter')
     if self.kind not in KINDS:
       raise UserError(
           f'config.drafter.kind is {self.kind!r}; it needs to be one of '
@@ -115,11 +199,38 @@ class DrafterConfig:
           f'{self.min_ngram}, max_ngram={self.max_ngram}; set '
           'config.drafter.min_ngram and config.drafter.max_ngram.'
       )
-    self._check_shape()
     if self.kind == 'hybrid' and not 1 <= self.hybrid_ngram <= self.max_ngram:
       raise UserError(
           f'config.drafter.hybrid_ngram is {self.hybrid_ngram}; it needs to be '
           f'in 1 to {self.max_ngram}, config.drafter.max_ngram.'
+      )
+    self._check_shape()
+    self._check_store()
+
+  def _check_store(self) -> None:
+    """Refuses a store that is missing or unused, and chains too long for it."""
+    if self.uses_store and not self.store:
+      raise UserError(
+          f'config.drafter.kind is {self.kind!r} and needs a datastore; set '
+          f'config.drafter.store to its path, or {_RETRIEVAL}.sources to '
+          "'context'."
+      )
+    if self.store and not self.uses_store:
+      raise UserError(
+          f'config.drafter.store is {self.store!r}, but the drafter uses none; '
+          "set config.drafter.kind to 'retrieval' and "
+          f"{_RETRIEVAL}.sources to 'both' or 'store', or leave the store out."
+      )
+    retrieval = self.retrieval
+    if (
+        self.kind == 'retrieval'
+        and self.shape == 'chain'
+        and self.num_draft_tokens > retrieval.length
+    ):
+      raise UserError(
+          f'num_draft_tokens is {self.num_draft_tokens}, but only '
+          f'{retrieval.length} tokens are read after a match; set '
+          f'{_RETRIEVAL}.length to at least as many.'
       )
 
   def _check_shape(self) -> None:
@@ -127,6 +238,11 @@ class DrafterConfig:
       raise UserError(
           f'config.drafter.shape is {self.shape!r}; it needs to be one of '
           f'{", ".join(SHAPES)}.'
+      )
+    if self.kind == 'lookup' and self.shape == 'tree':
+      raise UserError(
+          "config.drafter.shape is 'tree', but look-up drafts chains; set "
+          "config.drafter.kind to 'retrieval' for a tree, or leave it out."
       )
     self._check_widths()
     for name in ('levels', 'width'):
@@ -166,6 +282,11 @@ class DrafterConfig:
           f'num_draft_tokens={self.num_draft_tokens}; set config.decode.'
           'num_draft_tokens to that.'
       )
+
+  @property
+  def uses_store(self) -> bool:
+    """Whether there is a datastore."""
+    return self.kind == 'retrieval' and self.retrieval.uses_store
 
   @property
   def drafts_tree(self) -> bool:

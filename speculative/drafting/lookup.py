@@ -8,42 +8,12 @@ token for token.
 
 import dataclasses
 
-import jax
 from jax import numpy as jnp
 
 from speculative.decoding import drafter as drafter_lib
 from speculative.decoding.drafter import Proposal
 from speculative.decoding.state import DecodeState
-
-
-def match_lengths(
-    tokens_BS: jax.Array, seq_len_B: jax.Array, max_ngram: int
-) -> jax.Array:
-  """Measures for every earlier position how much of the text's end it repeats.
-
-    text 1 2 3 9 1 2 3, max_ngram 3: at index 2 (1 2 3) the length is 3
-
-  Args:
-    tokens_BS: int32.
-    seq_len_B: int32, tokens that count.
-    max_ngram: longest length looked at.
-
-  Returns:
-    int32 [B, S]: at index i the number of tokens, up to max_ngram, for which
-    text[..i] ends like the whole text does; 0 from the last token on.
-  """
-  S = tokens_BS.shape[1]
-  index_S = jnp.arange(S, dtype=jnp.int32)
-  length_BS = jnp.zeros(tokens_BS.shape, jnp.int32)
-  equal_BS = index_S[None, :] < seq_len_B[:, None] - 1
-  for back in range(max_ngram):
-    end_B1 = (seq_len_B - 1 - back)[:, None]
-    wanted_B1 = jnp.take_along_axis(tokens_BS, jnp.maximum(end_B1, 0), axis=1)
-    shifted_BS = jnp.roll(tokens_BS, back, axis=1)
-    equal_BS &= (shifted_BS == wanted_B1) & (index_S[None, :] >= back)
-    equal_BS &= end_B1 >= 0
-    length_BS += equal_BS
-  return length_BS
+from speculative.retrieval import context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +48,9 @@ class Lookup:
   ) -> tuple[Proposal, None]:
     """Drafts for every row; rows without a match draft nothing."""
     del params
-    length_BS = match_lengths(state.tokens_BS, state.seq_len_B, self.max_ngram)
+    length_BS = context.match_lengths(
+        state.tokens_BS, state.seq_len_B, self.max_ngram
+    )
     S = length_BS.shape[1]
     # One number that orders by length first and by position second.
     index_S = jnp.arange(S, dtype=jnp.int32)

@@ -54,6 +54,8 @@ def _drafters(
           f'{drafter.kind!r}.'
       )
     unused = {} if needs_model else {'model': '', 'num_layers': 0}
+    if kind != 'retrieval':
+      unused['store'] = ''
     of_kind = dataclasses.replace(drafter, kind=kind, **unused)
     rules = config.verify.rules
     if of_kind.is_deterministic:
@@ -66,7 +68,7 @@ def _drafters(
     if one.is_plain:
       raise UserError(
           'verify compares a drafter with plain decoding; set '
-          "config.drafter.kind to 'lookup', 'lm' or 'hybrid' and "
+          "config.drafter.kind to 'lookup', 'retrieval', 'lm' or 'hybrid' and "
           'config.decode.num_draft_tokens above 0.'
       )
   return found

@@ -1,13 +1,27 @@
 import pytest
 
 from speculative.drafting.config import DrafterConfig
+from speculative.drafting.config import RetrievalConfig
 from speculative.errors import UserError
+
+_CONTEXT = RetrievalConfig(sources='context')
 
 
 @pytest.mark.parametrize(
     'settings, message',
     [
-        ({'kind': 'medusa'}, "'medusa'.*one of none, lookup, lm"),
+        ({'kind': 'medusa'}, "'medusa'.*one of none, lookup, retrieval, lm"),
+        ({'kind': 'retrieval'}, "'retrieval' and needs a datastore"),
+        ({'shape': 'bush'}, "drafter.shape is 'bush'; .* chain, tree"),
+        ({'kind': 'lookup', 'store': 'x'}, "store is 'x', but .* uses none"),
+        (
+            {'kind': 'retrieval', 'store': 'x', 'retrieval': _CONTEXT},
+            "store is 'x', but .* uses none",
+        ),
+        (
+            {'kind': 'retrieval', 'store': 'x', 'num_draft_tokens': 11},
+            'only 10 tokens .* set config.drafter.retrieval.length',
+        ),
         (
             {'kind': 'lookup', 'num_draft_tokens': -1},
             'num_draft_tokens needs to be >= 0 .*got -1',
@@ -69,6 +83,8 @@ def test_a_drafter_that_cannot_work_is_refused(settings, message):
         ({}, True, True),
         ({'kind': 'lookup'}, False, True),
         ({'kind': 'lookup', 'num_draft_tokens': 0}, True, True),
+        ({'kind': 'retrieval', 'store': 'x'}, False, True),
+        ({'kind': 'retrieval', 'retrieval': _CONTEXT}, False, True),
         ({'kind': 'lm', 'model': 'x.gguf'}, False, False),
         ({'kind': 'hybrid', 'model': 'x.gguf'}, False, False),
         ({'kind': 'lm', 'model': 'x', 'shape': 'tree'}, False, True),
@@ -86,3 +102,21 @@ def test_which_drafters_are_plain_and_which_deterministic(
   config = DrafterConfig(**settings)
   assert config.is_plain == is_plain
   assert config.is_deterministic == is_deterministic
+
+
+@pytest.mark.parametrize(
+    'settings, message',
+    [
+        ({'sources': 'web'}, "retrieval.sources is 'web'; .* both, store"),
+        ({'selection': 'best'}, "retrieval.selection is 'best'"),
+        ({'placement': 'here'}, "retrieval.placement is 'here'"),
+        ({'max_ngram': 31}, 'retrieval.max_ngram is 31; .* 1 to 30'),
+        ({'num_rows': 0}, 'retrieval.num_rows is 0; .* 1 to 4096'),
+        ({'min_ngram': 5, 'max_ngram': 4}, 'min_ngram is 5; .* 1 to 4'),
+        ({'length': 2.5}, 'length of the retrieval is 2.5'),
+    ],
+    ids=str,
+)
+def test_retrieval_that_cannot_work_is_refused(settings, message):
+  with pytest.raises(UserError, match=message):
+    RetrievalConfig(**settings)

@@ -10,7 +10,6 @@ from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
-from speculative.drafting import lookup as lookup_lib
 from speculative.drafting.lookup import Lookup
 from speculative.testing import oracles
 from speculative.testing import table_model
@@ -115,14 +114,6 @@ def test_propose_equals_a_linear_scan(
       for text in texts
   ]
   assert _drafts(lookup, state) == expected
-
-
-def test_match_lengths_of_every_earlier_position(make_state):
-  state = make_state([[1, 2, 3, 9, 2, 3, 1, 2, 3], [5, 5, 5, 5]])
-  lengths = lookup_lib.match_lengths(state.tokens_BS, state.seq_len_B, 3)
-  np.testing.assert_array_equal(lengths[0, :9], [0, 0, 3, 0, 0, 2, 0, 0, 0])
-  np.testing.assert_array_equal(lengths[1, :4], [1, 2, 3, 0])
-  assert not np.asarray(lengths)[:, 9:].any()
 
 
 def test_proposals_are_chains_of_a_one_hot_law(make_state):
