@@ -47,9 +47,9 @@ def get_config() -> config_dict.ConfigDict:
   # For 'hybrid': shortest match that is preferred to the model.
   config.drafter.hybrid_ngram = 3
   # A 'chain', or a 'tree' of decode.num_draft_tokens nodes. The tree of a draft
-  # model has its likeliest tokens on so many levels: it reads the width likeliest
-  # nodes of each and offers as many children of every one. Or the model draws a
-  # 'drawn_tree', widths[i] children of every node of level i.
+  # model has its likeliest tokens on so many levels: of each it reads the width
+  # likeliest nodes, and offers as many children of every one. Or the model draws
+  # a 'drawn_tree', widths[i] children of every node of level i.
   config.drafter.shape = 'chain'
   config.drafter.levels = 4
   config.drafter.width = 3
