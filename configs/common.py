@@ -48,7 +48,7 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter.hybrid_ngram = 3
   # A 'chain', or a 'tree' of decode.num_draft_tokens nodes. The tree of a draft
   # model has its likeliest tokens on so many levels: of each it reads the width
-  # likeliest nodes, and offers as many children of every one. Or the model draws
+  # likeliest nodes and offers as many children of every one. Or the model draws
   # a 'drawn_tree', widths[i] children of every node of level i.
   config.drafter.shape = 'chain'
   config.drafter.levels = 4

@@ -56,6 +56,8 @@ def _drafters(
     unused = {} if needs_model else {'model': '', 'num_layers': 0}
     if kind != 'retrieval':
       unused['store'] = ''
+    if kind == 'lookup' or kind != drafter.kind and drafter.widths:
+      unused |= {'shape': 'chain', 'widths': ()}
     of_kind = dataclasses.replace(drafter, kind=kind, **unused)
     rules = config.verify.rules
     if of_kind.is_deterministic:
@@ -103,9 +105,10 @@ def _check(
         "'unrolled'."
     )
   fault = verify.fault
-  if fault and fault not in faults.FAULTS:
+  known = (*faults.FAULTS, *faults.TREE_FAULTS)
+  if fault and fault not in known:
     raise UserError(
-        f'config.verify.fault is {fault!r}; known: {", ".join(faults.FAULTS)}.'
+        f'config.verify.fault is {fault!r}; known: {", ".join(known)}.'
     )
   if fault in faults.NEED_TRUNCATION and not any(
       _truncates(name, config) for name in verify.samplers
@@ -144,9 +147,18 @@ def _that_show(
     fault: str, drafters: Sequence[DrafterConfig]
 ) -> list[DrafterConfig]:
   """Returns the drafters with which a fault can show, all without one."""
+  wanted = 'tree' if fault in faults.TREE_FAULTS else 'chain'
+  of_shape = [
+      d for d in drafters if (d.shape == 'chain') == (wanted == 'chain')
+  ]
+  if fault and not of_shape:
+    raise UserError(
+        f'the fault {fault!r} is one of a {wanted}, but config.drafter.shape '
+        f'is {drafters[0].shape!r}; change it.'
+    )
   if fault not in faults.NEED_SAMPLED_DRAFT:
-    return list(drafters)
-  found = [d for d in drafters if not d.is_deterministic]
+    return of_shape if fault else list(drafters)
+  found = [d for d in of_shape if not d.is_deterministic]
   if not found:
     raise UserError(
         f'the fault {fault!r} needs a draft that samples, but '

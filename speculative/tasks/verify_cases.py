@@ -60,8 +60,12 @@ class Case:
   @property
   def name(self) -> str:
     """For instance 'lm block T1'."""
-    rule = '' if self.drafter.is_deterministic else f' {self.drafter.rule}'
-    return f'{self.drafter.kind}{rule} {self.sampler}'
+    drafter = self.drafter
+    # Rules are those of drawn chains.
+    how = '' if drafter.is_deterministic else f' {drafter.rule}'
+    if drafter.shape != 'chain':
+      how = f' {drafter.shape}'
+    return f'{drafter.kind}{how} {self.sampler}'
 
   @property
   def num_laws(self) -> int:

@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from speculative.errors import UserError
 from speculative.tasks import verify
 from speculative.testing import faults
 
@@ -50,6 +51,30 @@ def test_the_right_verifier_passes_with_the_same_settings(run, rule):
   (row,) = result.results['rows']
   assert row['verify/p_value'] > 1e-4
   assert row['verify/impossible'] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_a_drawn_tree_keeps_the_law_and_a_fault_of_trees_is_caught(run):
+  tree = {
+      'drafter__shape': 'drawn_tree',
+      'drafter__widths': (2, 1),
+      'decode__num_draft_tokens': 4,
+  }
+  (row,) = run('', **tree).results['rows']
+  assert row['verify/passed'] and row['verify/p_value'] > 1e-4
+  assert row['row/name'].startswith('lm drawn_tree')
+  result = run('independent_node_draws', **tree)
+  (row,) = result.results['rows']
+  assert result.exit_status == 1
+  assert row['verify/p_value'] < 1e-9
+
+
+def test_a_fault_of_trees_needs_a_tree_and_others_a_chain(run):
+  with pytest.raises(UserError, match="is one of a tree, but .* 'chain'"):
+    run('independent_node_draws')
+  with pytest.raises(UserError, match="is one of a chain, but .* 'tree'"):
+    run('reused_key', drafter__shape='tree', decode__num_draft_tokens=4)
 
 
 @pytest.mark.slow
