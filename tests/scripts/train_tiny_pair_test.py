@@ -36,6 +36,7 @@ def test_files_are_tokens_with_an_end_each(script, tmp_path):
   assert (tokens == 256).tolist() == [False] * 4 + [True, False, True]
 
 
+@pytest.mark.slow
 def test_training_learns_what_comes_next(script):
   text = np.tile(np.arange(10, dtype=np.int32), 30)
   config = TrainConfig(
@@ -51,4 +52,5 @@ def test_training_learns_what_comes_next(script):
   _, history = script.train(text, text, model, config)
   ((step, loss, held_out),) = history
   assert step == 40
-  assert held_out < 0.5 < loss
+  # Not knowing costs log(10) = 2.3; the loss is the mean over all updates.
+  assert held_out < min(loss, 0.5)
