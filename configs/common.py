@@ -185,6 +185,38 @@ def get_config() -> config_dict.ConfigDict:
   # Where the text goes; 'store' in the workdir when empty.
   config.collect.store = ''
 
+  config.datastore = config_dict.ConfigDict()
+  # 'build', 'append' to what is there, 'inspect' it, or 'reduce' another one.
+  config.datastore.mode = 'build'
+  # The file; 'datastore.store' in the workdir when empty.
+  config.datastore.store = ''
+  # Files that are a document each: globs, '**' for any depth, or
+  # 'python:stdlib' and 'python:packages' for the sources of this Python.
+  config.datastore.texts = ()
+  # JSONL files (.gz too) with a document a row, and the field it is in: all
+  # texts in it, with line ends between them; '' is the whole row.
+  config.datastore.rows = ()
+  config.datastore.row_field = 'text'
+  # Training text of task 'collect', which the model wrote itself.
+  config.datastore.stores = ()
+  # Files that drafts will be evaluated on, or 'none': documents that overlap
+  # with them in so many tokens or words on end are left out.
+  config.datastore.held_out = ()
+  config.datastore.overlap_tokens = 13
+  config.datastore.overlap_words = 8
+  # Longest match.
+  config.datastore.depth = 16
+  # What is sorted at once, at some 25 bytes of memory a token, and searched by
+  # itself.
+  config.datastore.shard_tokens = 50_000_000
+  # That encode text; 0 is one a core.
+  config.datastore.num_processes = 0
+  # To reduce: what, the windows that tell repeats (0 keeps them), and how many
+  # tokens may stay, the rarest going first (0 is any).
+  config.datastore.from_store = ''
+  config.datastore.repeat_tokens = 64
+  config.datastore.max_tokens = 0
+
   config.plan = config_dict.ConfigDict()
   # Devices to compile for: a TPU slice, or 'cpu:N'.
   config.plan.topology = 'cpu:8'

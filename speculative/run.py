@@ -17,6 +17,7 @@ from ml_collections import config_flags
 from speculative import config as config_lib
 from speculative.errors import UserError
 from speculative.tasks import benchmark
+from speculative.tasks import build_datastore
 from speculative.tasks import collect
 from speculative.tasks import generate
 from speculative.tasks import hosts
@@ -26,6 +27,7 @@ from speculative.tasks import verify
 
 _TASKS = {
     'benchmark': benchmark.run,
+    'build_datastore': build_datastore.run,
     'collect': collect.run,
     'generate': generate.run,
     'plan': plan.run,

@@ -25,6 +25,7 @@ _NAMES = sorted(
 _KEYS = {
     'generate': {'decode/tokens_per_s', 'decode/tokens_per_round'},
     'benchmark': {'rows'},
+    'build_datastore': {'datastore/tokens', 'datastore/build_tokens_per_s'},
     'collect': {'collect/documents', 'collect/tokens'},
     'plan': {'plan/all_reduces_per_round', 'plan/hbm_per_chip_gib', 'rows'},
     'train_draft': {'train/loss', 'train/alpha_heldout'},

@@ -250,7 +250,8 @@ _FROM_DATA = {'generate.prompt': 'from data'}
             {'task': 'generat'},
             [
                 "'generat'",
-                'benchmark, collect, generate, plan, train_draft, verify',
+                'benchmark, build_datastore, collect, generate, plan, ',
+                'train_draft, verify',
             ],
         ),
         ({'task': 'verify', 'drafter.kind': 'none'}, ['config.drafter.kind']),

@@ -21,15 +21,17 @@ class Progress:
     """
     self._group, self._total = group, total
     self._started = self._said = time.monotonic()
-    self._done = self._tokens = self._recent = 0
+    self._done = self._tokens = self._recent = self._recent_done = 0
 
-  def look(self, num_tokens: int) -> None:
+  def look(self, num_tokens: int, num_done: int = 0) -> None:
     """Counts tokens of a step that is not finished.
 
     Args:
       num_tokens: since the last look.
+      num_done: of the total, since then; a step counts them again.
     """
     self._recent += num_tokens
+    self._recent_done += num_done
     if time.monotonic() - self._said > _EVERY_S:
       self._say()
 
@@ -42,7 +44,7 @@ class Progress:
     """
     self._done += num_done
     self._tokens += num_tokens
-    self._recent = 0
+    self._recent = self._recent_done = 0
     self._say()
     return self.results()
 
@@ -58,14 +60,14 @@ class Progress:
     self._said = time.monotonic()
     elapsed = self._said - self._started
     left = '?'
-    if self._done:
-      rest = (self._total - self._done) * elapsed / self._done
+    if done := self._done + self._recent_done:
+      rest = max(0, self._total - done) * elapsed / done
       left = f'{rest / 60:.0f} min'
     tokens = self._tokens + self._recent
     logging.info(
         '%s: %d of %d, %d tokens, %.0f tokens/s, %s left',
         self._group,
-        self._done,
+        done,
         self._total,
         tokens,
         tokens / max(elapsed, 1e-9),

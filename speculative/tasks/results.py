@@ -30,6 +30,7 @@ _RESULTS = (
     'results.md',
     'outputs.jsonl',
     'collect.md',
+    'datastore.md',
     'plan.md',
     'plot.png',
     'verify.md',

@@ -54,12 +54,15 @@ def split_name(source: str) -> tuple[str, str]:
   return (domain, path) if mark and domain.isidentifier() else ('', source)
 
 
-def find_files(patterns: Sequence[str], *, field: str) -> list[tuple[str, str]]:
+def find_files(
+    patterns: Sequence[str], *, field: str, group: str = 'collect'
+) -> list[tuple[str, str]]:
   """Returns the domain, '' where none was given, and path of every file.
 
   Args:
     patterns: paths or globs, '**' for any depth, each after 'domain=' or not.
     field: of the config, for errors.
+    group: of the config that the field is in.
 
   Raises:
     UserError: If a pattern names no file.
@@ -75,7 +78,7 @@ def find_files(patterns: Sequence[str], *, field: str) -> list[tuple[str, str]]:
     )
     if not files:
       raise UserError(
-          f'config.collect.{field} names {path!r}, but there is no such file.'
+          f'config.{group}.{field} names {path!r}, but there is no such file.'
       )
     found += [(domain, name) for name in files]
   return found

@@ -1,0 +1,35 @@
+"""What does a corpus of code bring, where drafts are looked up in it?
+
+  python -m speculative.run --config=configs/rest_code.py:build --workdir=DIR \\
+    --config.datastore.held_out="('HumanEval.jsonl.gz',)"
+
+DIR/datastore.store gets Python's standard library, DIR/datastore.md says what
+was left out because it is evaluated. Minutes.
+Variants:
+
+  :build  the datastore of Python's standard library; so does `full`
+  :tiny   one of this file, for a random model of a few thousand weights
+"""
+
+from ml_collections import config_dict
+
+from configs import common
+
+_VARIANTS = ('full', 'build', 'tiny')
+
+
+def get_config(variant: str = 'full') -> config_dict.ConfigDict:
+  """Returns the config of a variant."""
+  if variant not in _VARIANTS:
+    raise ValueError(f'variant {variant!r} is not one of {_VARIANTS}.')
+  config = common.get_config()
+  config.task = 'build_datastore'
+  config.target.model = common.SMOLLM2
+  config.datastore.texts = ('python:stdlib',)
+  if variant == 'tiny':
+    config.target.model = 'random://tiny'
+    config.datastore.texts = (__file__,)
+    config.datastore.held_out = ('none',)
+    config.datastore.num_processes = 1
+    config.datastore.shard_tokens = 1000
+  return config
