@@ -164,6 +164,11 @@ class Placement:
     """Devices the batch is dealt out to."""
     return 1 if self.mesh is None else self.mesh.shape[DATA]
 
+  @property
+  def num_devices(self) -> int:
+    """Devices of the mesh."""
+    return 1 if self.mesh is None else self.mesh.size
+
   def spec(self, axes: Sequence[str | None]) -> PartitionSpec:
     """Returns the mesh axis of every dimension.
 

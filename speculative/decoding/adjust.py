@@ -66,6 +66,79 @@ class Drafts:
   tokens_BM: jax.Array
   before_TM: jax.Array
 
+  @property
+  def width(self) -> int:
+    """Drafted tokens that may come before one of the logits' rows."""
+    return self.tokens_BM.shape[1]
+
+  def num_before(self) -> jax.Array:
+    """Returns [1, T] how many drafts come before what row t decides."""
+    return self.before_TM.sum(axis=1)[None, :]
+
+  def tokens(self, num_rows: int) -> jax.Array:
+    """Returns [B, T, M] the drafted tokens, for T rows."""
+    B, M = self.tokens_BM.shape
+    return jnp.broadcast_to(self.tokens_BM[:, None, :], (B, num_rows, M))
+
+  def counts(self, base_BV: jax.Array) -> jax.Array:
+    """Returns [B, T, M] how often each token comes before, text and drafts."""
+    tokens_BM = self.tokens_BM
+    base_BM = jnp.take_along_axis(base_BV, tokens_BM, axis=1)
+    same_BMM = tokens_BM[:, :, None] == tokens_BM[:, None, :]
+    drafted_BTM = jnp.einsum(
+        'TM,BMN->BTN',
+        self.before_TM.astype(jnp.int32),
+        same_BMM.astype(jnp.int32),
+    )
+    return base_BM[:, None, :] + drafted_BTM
+
+  def before(self) -> jax.Array:
+    """Returns [1, T, M] which drafts come before."""
+    return self.before_TM[None]
+
+
+@flax.struct.dataclass
+class PathDrafts:
+  """Drafted tokens of trees: before each row those on its own path.
+
+  A is the longest path.
+
+  Attributes:
+    tokens_BTA: int32, in any order.
+    before_BTA: bool, which of them there are.
+  """
+
+  tokens_BTA: jax.Array
+  before_BTA: jax.Array
+
+  @property
+  def width(self) -> int:
+    """As `Drafts`."""
+    return self.tokens_BTA.shape[2]
+
+  def num_before(self) -> jax.Array:
+    """As `Drafts`, [B, T]."""
+    return self.before_BTA.sum(axis=2)
+
+  def tokens(self, num_rows: int) -> jax.Array:
+    """As `Drafts`."""
+    del num_rows
+    return self.tokens_BTA
+
+  def counts(self, base_BV: jax.Array) -> jax.Array:
+    """As `Drafts`."""
+    B, T, A = self.tokens_BTA.shape
+    base_BR = jnp.take_along_axis(
+        base_BV, self.tokens_BTA.reshape(B, T * A), axis=1
+    )
+    same_BTAA = self.tokens_BTA[..., None, :] == self.tokens_BTA[..., None]
+    drafted_BTA = (same_BTAA & self.before_BTA[..., None, :]).sum(axis=-1)
+    return base_BR.reshape(B, T, A) + drafted_BTA
+
+  def before(self) -> jax.Array:
+    """As `Drafts`, [B, T, A]."""
+    return self.before_BTA
+
 
 def chain_drafts(tokens_BJ: jax.Array) -> Drafts:
   """Returns the Drafts of a pass over a chain: row t follows t drafts."""
@@ -111,12 +184,12 @@ def _add_bias(adjustment: Adjustment, logits_BTV: jax.Array) -> jax.Array:
 def _forbid_end(
     adjustment: Adjustment,
     text: Text,
-    drafts: Drafts,
+    drafts: Drafts | PathDrafts,
     logits_BTV: jax.Array,
 ) -> jax.Array:
   V = logits_BTV.shape[-1]
-  num_drafts_T = drafts.before_TM.sum(axis=1)
-  new_BT = (text.seq_len_B - text.prompt_len_B)[:, None] + num_drafts_T[None, :]
+  num_drafts_BT = drafts.num_before()
+  new_BT = (text.seq_len_B - text.prompt_len_B)[:, None] + num_drafts_BT
   too_short_BT = new_BT < adjustment.min_new_tokens_B[:, None]
   ids_BE = _or_dropped(text.stop_ids_BE, V)
 
@@ -176,7 +249,7 @@ def _penalise(
 def _apply_penalties(
     adjustment: Adjustment,
     text: Text,
-    drafts: Drafts,
+    drafts: Drafts | PathDrafts,
     logits_BTV: jax.Array,
 ) -> jax.Array:
   V = logits_BTV.shape[-1]
@@ -184,29 +257,20 @@ def _apply_penalties(
   penalised_BTV = _penalise(
       adjustment, text, logits_BTV, counts_BV[:, None], seen_BV[:, None]
   )
-  if drafts.tokens_BM.shape[1] == 0:
+  if drafts.width == 0:
     return penalised_BTV
   # Only the drafted tokens themselves count differently from row to row: those
   # few logits are made anew from the unpenalised ones.
-  tokens_BM = drafts.tokens_BM
-  base_BM = jnp.take_along_axis(counts_BV, tokens_BM, axis=1)
-  same_BMM = tokens_BM[:, :, None] == tokens_BM[:, None, :]
-  drafted_BTM = jnp.einsum(
-      'TM,BMN->BTN',
-      drafts.before_TM.astype(jnp.int32),
-      same_BMM.astype(jnp.int32),
-  )
-  B, M = tokens_BM.shape
-  T = logits_BTV.shape[1]
-  tokens_BTM = jnp.broadcast_to(tokens_BM[:, None, :], (B, T, M))
+  counts_BTM = drafts.counts(counts_BV)
+  tokens_BTM = drafts.tokens(logits_BTV.shape[1])
   mended_BTM = _penalise(
       adjustment,
       text,
       jnp.take_along_axis(logits_BTV, tokens_BTM, axis=2),
-      base_BM[:, None, :] + drafted_BTM,
-      jnp.ones((B, T, M), bool),
+      counts_BTM,
+      jnp.ones(tokens_BTM.shape, bool),
   )
-  where_BTM = jnp.where(drafts.before_TM[None], tokens_BTM, V)
+  where_BTM = jnp.where(drafts.before(), tokens_BTM, V)
 
   def one(logits_V, where_M, mended_M):
     return logits_V.at[where_M].set(mended_M, mode='drop')
@@ -217,7 +281,7 @@ def _apply_penalties(
 def adjust_logits(
     adjustment: Adjustment,
     text: Text,
-    drafts: Drafts,
+    drafts: Drafts | PathDrafts,
     logits_BTV: jax.Array,
 ) -> jax.Array:
   """Returns logits with bias, minimum length and penalties applied.

@@ -35,6 +35,11 @@ class Autoregressive:
     return 0
 
   @property
+  def max_depth(self) -> int:
+    """None are drafted."""
+    return 0
+
+  @property
   def features(self) -> tuple[int, ...]:
     """No layers' outputs are needed."""
     return ()

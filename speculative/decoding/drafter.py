@@ -31,6 +31,11 @@ class Proposal:
     probs_BPV: float32 law q each node was drawn from, stored once a parent:
       row 0 for children of the last committed token, row r for those of node
       r - 1; P is J for a chain. None for a deterministic draft (q one-hot).
+    shape: static, 'chain' or 'tree': how it is verified. A tree's siblings
+      stand in the order in which they were drawn, and the nodes of a smaller
+      bucket are a tree by themselves, as in breadth-first order.
+    replacement: static, 'with' or 'without': how the siblings of a sampled tree
+      were drawn.
   """
 
   tokens_BM: jax.Array
@@ -38,6 +43,19 @@ class Proposal:
   depth_BM: jax.Array
   valid_BM: jax.Array
   probs_BPV: jax.Array | None = None
+  shape: str = flax.struct.field(pytree_node=False, default='chain')
+  replacement: str = flax.struct.field(pytree_node=False, default='without')
+
+  def first(self, num_nodes: int) -> 'Proposal':
+    """Returns the first nodes alone; q, too, of no more parents than rows."""
+    probs_BPV = self.probs_BPV
+    return self.replace(
+        tokens_BM=self.tokens_BM[:, :num_nodes],
+        parent_BM=self.parent_BM[:, :num_nodes],
+        depth_BM=self.depth_BM[:, :num_nodes],
+        valid_BM=self.valid_BM[:, :num_nodes],
+        probs_BPV=None if probs_BPV is None else probs_BPV[:, : num_nodes + 1],
+    )
 
   def replicated(self, placement: Placement) -> 'Proposal':
     """Says that every device holds the nodes; q stays where it is."""
@@ -68,9 +86,17 @@ def within_budget(state: DecodeState, num_draft_tokens: int) -> jax.Array:
   A round always adds one token of the target's own, so with r tokens to go at
   most r - 1 drafted ones are of use.
   """
-  room_B = jnp.where(state.done_B, 0, state.limit_B - state.seq_len_B - 1)
   node_J = jnp.arange(num_draft_tokens, dtype=jnp.int32)
-  return node_J[None, :] < room_B[:, None]
+  return node_J[None, :] < _room(state)[:, None]
+
+
+def within_depth(state: DecodeState, depth_BM: jax.Array) -> jax.Array:
+  """Marks [B, M] the nodes of a tree that a row has room for."""
+  return depth_BM <= _room(state)[:, None]
+
+
+def _room(state: DecodeState) -> jax.Array:
+  return jnp.where(state.done_B, 0, state.limit_B - state.seq_len_B - 1)
 
 
 class Drafter(Protocol):
@@ -78,6 +104,9 @@ class Drafter(Protocol):
 
   Its params are an argument everywhere (never a constant of the program, never
   donated); its state is whatever pytree it likes and is donated.
+
+  One that drafts trees also has `max_depth`, most tokens of a path, and may
+  have `buckets`, see those functions.
   """
 
   @property
@@ -124,3 +153,17 @@ class Drafter(Protocol):
   ) -> Any:
     """Takes note of what was kept; `state` is the one after the commit."""
     ...
+
+
+def max_depth(drafter: Drafter) -> int:
+  """Returns the most drafted tokens a round can keep: M for a chain."""
+  return getattr(drafter, 'max_depth', drafter.num_draft_tokens)
+
+
+def buckets(drafter: Drafter) -> tuple[int, ...]:
+  """Returns the numbers of nodes that passes are compiled for.
+
+  A round takes the smallest that holds the valid nodes of every row, so that a
+  small tree does not pay for a large one. Ascending, at least 1; M is the last.
+  """
+  return getattr(drafter, 'buckets', (drafter.num_draft_tokens,))

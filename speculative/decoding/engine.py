@@ -267,7 +267,7 @@ class Engine:
           carry,
           num_rows=len(prompts),
           kept=watch.kept,
-          num_draft_tokens=self.step.num_draft_tokens,
+          num_draft_tokens=self.step.max_depth,
           num_top=rows[0].num_top_log_probs,
           prefill_s=read - started,
           decode_s=ended_s - read,

@@ -49,6 +49,7 @@ class Model(Protocol):
       *,
       positions_BT: jax.Array | None = None,
       ancestors_BTT: jax.Array | None = None,
+      visible_BTS: jax.Array | None = None,
       features: Sequence[int] = (),
   ) -> Any:
     """Returns an object with hidden_BTD, cache and features."""
@@ -90,7 +91,12 @@ class Step(Protocol):
 
   @property
   def num_draft_tokens(self) -> int:
-    """J, most drafted tokens a round may test."""
+    """M, drafted tokens of a round; J for a chain."""
+    ...
+
+  @property
+  def max_depth(self) -> int:
+    """Most of them that a round may keep: J for a chain."""
     ...
 
   @property

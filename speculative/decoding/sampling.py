@@ -89,6 +89,19 @@ def trial_keys(
   return jax.vmap(jax.vmap(one))(keys(seed_B, positions_BT, use), start_BT)
 
 
+def of_nodes(keys_BM: jax.Array) -> jax.Array:
+  """Returns a key [B, M] of its own for every node of a tree.
+
+  For trials: nodes of one depth try one position.
+
+  Args:
+    keys_BM: of the position that each node is for.
+  """
+  node_M = jnp.arange(keys_BM.shape[1], dtype=jnp.int32)
+  per_row = jax.vmap(jax.random.fold_in)
+  return jax.vmap(per_row, in_axes=(0, None))(keys_BM, node_M)
+
+
 def uniform(keys_BT: jax.Array) -> jax.Array:
   """Returns one float32 in [0, 1) for every key."""
   return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key)))(keys_BT)

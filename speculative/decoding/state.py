@@ -9,6 +9,7 @@ from jax import numpy as jnp
 from speculative.decoding import adjust
 from speculative.decoding import counts
 from speculative.decoding.adjust import Drafts
+from speculative.decoding.adjust import PathDrafts
 from speculative.decoding.counts import Origins
 from speculative.decoding.log_probs import LogProbs
 from speculative.decoding.sampling import Sampling
@@ -77,7 +78,7 @@ def last_token(state: DecodeState) -> jax.Array:
 
 
 def adjusted(
-    state: DecodeState, logits_BTV: jax.Array, drafts: Drafts
+    state: DecodeState, logits_BTV: jax.Array, drafts: Drafts | PathDrafts
 ) -> jax.Array:
   """Applies the rows' bias, minimum length and penalties to raw logits."""
   text = adjust.Text(

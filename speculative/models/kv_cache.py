@@ -94,6 +94,42 @@ def rollback(cache: KVCache, len_B: jax.Array) -> KVCache:
   return cache.replace(len_B=len_B)
 
 
+def compact(cache: KVCache, start_B: jax.Array, path_BA: jax.Array) -> KVCache:
+  """Moves what a pass wrote for an accepted path of a tree together.
+
+    nodes in slots 5 to 8, nodes 1 and 3 accepted (path [1, 3, -1]): slots 6 and
+    8 go to 5 and 6
+
+  Args:
+    cache: node m of row b is in slot start + m. The caller keeps start + A <= S
+      for every row.
+    start_B: int32.
+    path_BA: int32, the accepted node of every depth, ascending; -1 beyond them,
+      where a slot stays as it is.
+
+  Returns:
+    The cache; its lengths are left to the caller. A slots a row were read and
+    written, whatever the size of the tree.
+  """
+  A = path_BA.shape[1]
+  index_A = jnp.arange(A, dtype=jnp.int32)
+  from_BA = jnp.where(path_BA >= 0, path_BA, index_A[None, :])
+  from_BA = start_B[:, None] + from_BA
+
+  def one_layer(slots_BKSH: jax.Array) -> jax.Array:
+    moved_BKAH = jnp.take_along_axis(
+        slots_BKSH, from_BA[:, None, :, None], axis=2
+    )
+    return write(slots_BKSH, moved_BKAH, start_B)
+
+  def one(slots: jax.Array) -> jax.Array:
+    return one_layer(slots) if slots.ndim == 4 else jax.vmap(one_layer)(slots)
+
+  return cache.replace(
+      k=jax.tree.map(one, cache.k), v=jax.tree.map(one, cache.v)
+  )
+
+
 def write(
     slots_BKSH: jax.Array, new_BKTH: jax.Array, start_B: jax.Array
 ) -> jax.Array:

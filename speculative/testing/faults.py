@@ -12,12 +12,15 @@ from jax import numpy as jnp
 
 from speculative.decoding import logits as logits_lib
 from speculative.decoding import sampling as sampling_lib
+from speculative.decoding import tree as tree_lib
 from speculative.decoding import verify
 from speculative.decoding.drafter import Drafter
 from speculative.decoding.drafter import Proposal
 from speculative.decoding.sampling import Sampling
 from speculative.decoding.speculative import Speculative
 from speculative.decoding.state import DecodeState
+from speculative.decoding.tree import Tree
+from speculative.decoding.tree import TreeVerdict
 from speculative.decoding.verify import Verdict
 
 
@@ -185,13 +188,52 @@ class SoftQForArgmax:
     return self.inner.commit(params, drafter_state, state, verdict, features)
 
 
+def independent_node_draws(
+    sampling: Sampling,
+    logits_BTV: jax.Array,
+    positions_BT: jax.Array,
+    *,
+    tree: Tree,
+    **unused: Any,
+) -> TreeVerdict:
+  """Draws for every node of a tree by itself, and again once it is refused.
+
+  As where each candidate continuation is verified alone and the longest one
+  kept: siblings have several chances at one position. Favours the draft.
+  """
+  del unused
+  parent_row_BM = tree.parent_BM + 1
+  keys_BM = sampling_lib.of_nodes(
+      sampling_lib.trial_keys(
+          sampling.seed_B,
+          positions_BT[:, 0],
+          jnp.take_along_axis(positions_BT, parent_row_BM, axis=1),
+          sampling_lib.ACCEPT,
+      )
+  )
+  probs_BTV = logits_lib.warp_probs(sampling.warping, logits_BTV)
+  tested_BM = sampling_lib.categorical(
+      keys_BM,
+      jnp.take_along_axis(probs_BTV, parent_row_BM[..., None], axis=1),
+  )
+  row_B = tree_lib.deepest(tree, tree.valid_BM & (tree.tokens_BM == tested_BM))
+  again_BT = sampling_lib.draw(
+      sampling, logits_BTV, positions_BT, use=sampling_lib.TARGET
+  )
+  again_B1 = jnp.take_along_axis(again_BT, row_B[:, None], axis=1)
+  return tree_lib.verdict_of(tree, row_B, again_B1[:, 0])
+
+
 _VERIFIERS = {
     'independent_row_draws': independent_row_draws,
     'reused_key': reused_key,
     'unrenormalised_top_p': unrenormalised_top_p,
     'warp_order': warp_order,
 }
+_TREE_VERIFIERS = {'independent_node_draws': independent_node_draws}
 FAULTS = (*_VERIFIERS, 'soft_q_for_argmax')
+# These need a drafter of trees, which the others do not touch.
+TREE_FAULTS = tuple(_TREE_VERIFIERS)
 # Without a cut law these change nothing.
 NEED_TRUNCATION = ('unrenormalised_top_p', 'warp_order')
 # These need a draft that samples.
@@ -203,8 +245,10 @@ def inject(step: Speculative, fault: str) -> Speculative:
 
   Args:
     step: a right one.
-    fault: one of FAULTS.
+    fault: one of FAULTS or TREE_FAULTS.
   """
+  if fault in TREE_FAULTS:
+    return dataclasses.replace(step, tree_verifier=_TREE_VERIFIERS[fault])
   if fault == 'soft_q_for_argmax':
     return dataclasses.replace(step, drafter=SoftQForArgmax(step.drafter))
   return dataclasses.replace(step, verifier=_VERIFIERS[fault])

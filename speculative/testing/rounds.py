@@ -5,6 +5,7 @@ import functools
 from typing import Any
 
 import jax
+from jax import numpy as jnp
 from jax.sharding import Mesh
 import numpy as np
 
@@ -27,6 +28,8 @@ from speculative.models.precision import Precision
 from speculative.models.transformer import Transformer
 from speculative.planning import abstract
 from speculative.sharding import Placement
+from speculative.testing.random_tree import RandomTree
+from speculative.testing.random_tree import Script
 
 _PROMPT_LEN = 8
 
@@ -39,7 +42,9 @@ class Setting:
     target: the target's shapes.
     draft: the draft's, of a model by itself or of one that reads the target's
       hidden states; None for prompt look-up.
-    num_draft_tokens: J; 0 is plain decoding.
+    num_draft_tokens: J, or M; 0 is plain decoding.
+    max_depth: A of random trees, in the place of prompt look-up; 0 for chains.
+    buckets: numbers of nodes of such trees, M last; none is M alone.
     logits: 'split' or 'gathered' while sampling.
     layout: of both models' layers.
     shards: devices the draft is split over; 0 is as many as the target.
@@ -52,6 +57,8 @@ class Setting:
   target: TransformerConfig
   draft: TransformerConfig | DraftConfig | None = None
   num_draft_tokens: int = 2
+  max_depth: int = 0
+  buckets: tuple[int, ...] = ()
   logits: str = 'gathered'
   layout: str = 'unrolled'
   shards: int = 0
@@ -134,6 +141,13 @@ def compile_round(setting: Setting, mesh: Mesh | None) -> Round:
   step, draft = _step(setting, mesh)
   target_params = abstract.params(step.model)
   weights = Weights(target_params, _draft_params(draft, target_params))
+  if setting.max_depth:
+    script = Script(
+        jax.ShapeDtypeStruct((setting.batch, setting.max_seq_len), jnp.int32),
+        jax.ShapeDtypeStruct((), jnp.uint32),
+    )
+    script = abstract.everywhere(script, step.model.placement)
+    weights = weights.replace(drafter=script)
   carry = abstract.carry(
       step,
       weights,
@@ -200,6 +214,14 @@ def _step(
   num = setting.num_draft_tokens
   if num == 0:
     return Autoregressive(target), None
+  if setting.max_depth:
+    tree = RandomTree(
+        num,
+        setting.max_depth,
+        setting.target.vocab_size,
+        sizes=setting.buckets,
+    )
+    return Speculative(target, tree), None
   if setting.draft is None:
     return Speculative(target, Lookup(num_draft_tokens=num)), None
   draft = _model(setting, setting.draft, mesh, setting.shards)

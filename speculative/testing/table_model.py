@@ -66,10 +66,11 @@ class TableModel:
       *,
       positions_BT: jax.Array | None = None,
       ancestors_BTT: jax.Array | None = None,
+      visible_BTS: jax.Array | None = None,
       features: Sequence[int] = (),
   ) -> Output:
     """Looks the rows up; their hidden states are the logits themselves."""
-    del ancestors_BTT, features
+    del ancestors_BTT, visible_BTS, features
     T = tokens_BT.shape[1]
     if positions_BT is None:
       steps_T = jnp.arange(T, dtype=jnp.int32)

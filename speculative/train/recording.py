@@ -78,6 +78,11 @@ class Recording:
     return 0
 
   @property
+  def max_depth(self) -> int:
+    """None are drafted."""
+    return 0
+
+  @property
   def features(self) -> tuple[int, ...]:
     """The prompt's hidden states."""
     return (transformer.FINAL,)

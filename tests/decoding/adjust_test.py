@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from speculative.decoding import adjust
+from speculative.decoding import tree as tree_lib
 from speculative.testing import oracles
 from speculative.testing import samplers
 
@@ -273,3 +274,32 @@ def test_a_stop_id_outside_the_vocabulary_forbids_nothing():
       jnp.zeros((1, 1, _V)),
   )
   np.testing.assert_array_equal(got, np.zeros((1, 1, _V)))
+
+
+def test_a_node_of_a_tree_is_adjusted_by_what_lies_above_it_alone():
+  paths = [[], [0], [1], [0, 2], [0, 3], [0, 3, 4]]
+  tree = tree_lib.make(
+      jnp.asarray([[3, 3, 5, 2, 3], [1, 4, 1, 1, 1], [2, 2, 2, 2, 2]]),
+      jnp.broadcast_to(jnp.asarray([-1, -1, 0, 0, 3]), (_B, 5)),
+      jnp.ones((_B, 5), bool),
+      max_depth=3,
+  )
+  rows = [_EVERYTHING, {'frequency_penalty': 0.7}, _EVERYTHING]
+  texts, prompt_lens = [[3, 1, 2], [4, 4, 0, 4], [2]], [1, 2, 1]
+  rng = np.random.default_rng(4)
+  logits_BTV = rng.normal(size=(_B, len(paths), _V)).astype(np.float32)
+  got_BTV = _adjust(
+      _adjustment(rows),
+      _text(texts, prompt_lens),
+      tree.drafts(),
+      jnp.asarray(logits_BTV),
+  )
+  for row, path in enumerate(paths):
+    expected_BTV = _after(
+        rows,
+        texts,
+        prompt_lens,
+        np.repeat(logits_BTV[:, row : row + 1], len(path) + 1, axis=1),
+        np.asarray(tree.tokens_BM)[:, path],
+    )
+    np.testing.assert_array_equal(got_BTV[:, row], expected_BTV[:, -1])

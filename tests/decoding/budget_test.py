@@ -62,6 +62,12 @@ _SETTINGS = {
     ),
     'plain': ((2, 4), Setting(_DRAFT, num_draft_tokens=0)),
     'lookup': ((2, 4), Setting(_DRAFT, num_draft_tokens=3)),
+    'chain': ((2, 4), Setting(_DRAFT, num_draft_tokens=7)),
+    'tree': ((2, 4), Setting(_DRAFT, num_draft_tokens=7, max_depth=4)),
+    'buckets': (
+        (2, 4),
+        Setting(_DRAFT, num_draft_tokens=7, max_depth=4, buckets=(3, 7)),
+    ),
 }
 _WITH_DRAFT = ('gathered', 'longer', 'split', 'deep')
 
@@ -165,7 +171,7 @@ def _matrices(found):
 
 
 def _is_matrix(struct):
-  return min(struct.shape[-2:]) > 128 and len(struct.shape) > 1
+  return len(struct.shape) > 1 and min(struct.shape[-2:]) > 128
 
 
 def _layer_bytes(struct):
@@ -226,7 +232,9 @@ def test_rows_exchange_verdicts_and_predicates_alone(name):
   rest -= rows
   assert all(_is_law_of_a_narrower_draft(found, c) for c in rest)
   # Predicates over all rows; tokens, counts and log-probabilities of each.
-  most = {'pred': 1, 's32': B * max(J, 1)}
+  # Draws of a tree go before its paths are followed.
+  width = J + 1 if found.setting.max_depth else max(J, 1)
+  most = {'pred': 1, 's32': B * width}
   if found.setting.log_probs == 'chosen':
     most['f32'] = B * (J + 1)
   for c in rows:
@@ -264,6 +272,33 @@ def test_a_round_writes_over_its_state(name):
   # The draft's lengths are set anew from the texts' in every round.
   assert set(budget.copied(found)) <= {'carry.drafter_state.cache.len_B'}
   assert hlo.host_transfers(found.text) == ()
+
+
+def _kinds(found):
+  return collections.Counter(
+      (c.kind, r.dtype) for c in found.along('data', 2) for r in c.results
+  )
+
+
+def test_a_tree_sends_what_a_chain_of_as_many_tokens_does():
+  chain, tree = _round('chain'), _round('tree')
+  assert budget.sizes(tree.along('model', 4)) == budget.sizes(
+      chain.along('model', 4)
+  )
+  assert _kinds(tree) == _kinds(chain)
+  assert len(tree.collectives) == len(chain.collectives)
+
+
+def test_a_smaller_bucket_sends_less():
+  """The text holds both passes; one of them runs."""
+  found, small = _round('buckets'), 3
+  D = found.setting.target.model_dim
+  streams = [c for c in found.within('verify') if budget.is_stream(found, c)]
+  times = 2 * found.setting.target.num_layers + 1
+  assert budget.sizes(streams) == {
+      ('all-reduce', 'f32', found.rows * (1 + M) * D): times
+      for M in (small, found.setting.num_draft_tokens)
+  }
 
 
 def test_looking_up_a_draft_sends_nothing():

@@ -18,6 +18,8 @@ from speculative.models import params as params_lib
 from speculative.models import transformer
 from speculative.models.transformer import Transformer
 from speculative.testing import tiny
+from speculative.testing.random_tree import RandomTree
+from speculative.testing.random_tree import Script
 
 _TARGET = dataclasses.replace(
     tiny.TARGET, vocab_size=64, num_heads=8, mlp_dim=32, num_kv_heads=4
@@ -54,6 +56,7 @@ def _engine(
     shards=0,
     logits='auto',
     layers='unrolled',
+    texts=(),
 ):
   mesh = sharding.make_mesh(data, model)
   target_placement, draft_placement = (
@@ -77,6 +80,14 @@ def _engine(
   if drafter == 'lookup':
     step = Speculative(target, Lookup(num_draft_tokens=3))
     return Engine(step, Weights(params))
+  if drafter == 'tree':
+    step = Speculative(target, RandomTree(6, 3, 64, sizes=(2, 6)))
+    # Rows that only fill the mesh expect what they like.
+    tokens = np.zeros((-(-len(texts) // data) * data, 32), np.int32)
+    for row, text in enumerate(texts):
+      tokens[row, : len(text)] = text
+    script = target_placement.put(Script(tokens, np.uint32(0)))
+    return Engine(step, Weights(params, script))
   draft = Transformer(_DRAFT, placement=draft_placement)
   draft_params = params_lib.place(
       tiny.init(jax.random.key(1), _DRAFT), _DRAFT, draft_placement
@@ -114,6 +125,19 @@ def test_tokens_are_those_of_one_device(expected, data, model, options):
   assert (
       _tokens(data, model, **options) == expected[options.get('drafter', 'lm')]
   )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('data', 'model', 'logits'), [(2, 4, 'gathered'), (1, 8, 'split')]
+)
+def test_trees_say_what_plain_decoding_says_on_one_device(data, model, logits):
+  plain = _tokens(1, 1, drafter='none')
+  texts = [[*p, *ids] for p, ids in zip(_PROMPTS, plain, strict=True)]
+  engine = _engine(data, model, drafter='tree', logits=logits, texts=texts)
+  got = engine.generate(_PROMPTS, _MIXED)
+  assert got.token_ids == plain
+  assert got.tokens_per_round > 1.3
 
 
 @pytest.mark.slow

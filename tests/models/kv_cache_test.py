@@ -1,3 +1,4 @@
+import jax
 from jax import numpy as jnp
 import numpy as np
 import pytest
@@ -55,3 +56,33 @@ def test_rollback_sets_lengths_and_touches_no_slot():
   back = kv_cache.rollback(cache, jnp.asarray([2, 3]))
   np.testing.assert_array_equal(back.len_B, [2, 3])
   assert all(a is b for a, b in zip(back.k, cache.k, strict=True))
+
+
+@pytest.mark.parametrize('layout', ['unrolled', 'scanned'])
+@pytest.mark.parametrize(
+    'starts', [[1], [2, 0], [1, 2, 3]], ids=lambda s: f'starts {s}'
+)
+def test_compact_moves_a_path_together_and_leaves_the_rest(layout, starts):
+  paths = [[1, 3, -1], [-1, -1, -1], [0, 2, 3]][: len(starts)]
+  cache = _init(batch=len(starts), max_seq_len=8, layout=layout)
+  rng = np.random.default_rng(0)
+  cache = cache.replace(
+      k=jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), cache.k),
+      v=jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), cache.v),
+  )
+  got = kv_cache.compact(
+      cache, jnp.asarray(starts, jnp.int32), jnp.asarray(paths, jnp.int32)
+  )
+  for before, after in zip(
+      jax.tree.leaves((cache.k, cache.v)),
+      jax.tree.leaves((got.k, got.v)),
+      strict=True,
+  ):
+    expected = np.array(before)
+    for row, (start, path) in enumerate(zip(starts, paths, strict=True)):
+      for depth, node in enumerate(path):
+        if node >= 0:
+          expected[..., row, :, start + depth, :] = np.asarray(before)[
+              ..., row, :, start + node, :
+          ]
+    np.testing.assert_array_equal(after, expected)
