@@ -151,6 +151,8 @@ def test_what_is_no_token_matches_nothing(module):
   tokens = np.array([1, 2, 4, 1, 3, 4])
   suffixes = oracle.sort_suffixes(tokens, separator=4)
   store = device_store.of_tokens([(tokens, suffixes)], separator=4)
+  if module is search:
+    store = jax.device_put(store)
   text_BS = np.array([[2, 4, 1], [1, 2, 4], [1, 2, 9], [0, 1, 2]], np.int32)
   match = module.longest_match(
       store, text_BS, np.full(4, 3, np.int32), max_ngram=3
