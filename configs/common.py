@@ -73,6 +73,8 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter.retrieval.context_weight = 4
   # 'whole' on every device, or shards 'split' over mesh.model.
   config.drafter.retrieval.placement = 'whole'
+  # Sizes of trees, below num_draft_tokens, that passes are compiled for.
+  config.drafter.retrieval.buckets = (8, 24)
 
   config.mesh = config_dict.ConfigDict()
   # Devices the rows of a batch are dealt out to, and that split every layer.

@@ -18,6 +18,9 @@ from speculative.errors import UserError
 from speculative.language_model import LanguageModel
 from speculative.language_model import Result
 from speculative.models import precision as precision_lib
+from speculative.retrieval import datastore
+from speculative.retrieval import device_store
+from speculative.retrieval.device_store import DeviceStore
 from speculative.sharding import MeshConfig
 from speculative.sharding import Placement
 
@@ -66,6 +69,24 @@ def _check_draft(
     )
 
 
+def _open_store(
+    target: pretrained.Pretrained, drafter: DrafterConfig
+) -> DeviceStore:
+  """Opens the datastore and refuses what cannot draft for the target."""
+  opened = datastore.open_store(
+      drafter.store, tokenizer=target.tokenizer.fingerprint
+  )
+  depth, max_ngram = opened.header.depth, drafter.retrieval.max_ngram
+  if max_ngram > depth:
+    raise UserError(
+        f'config.drafter.retrieval.max_ngram is {max_ngram}, but '
+        f'{drafter.store} is sorted by {depth} tokens; lower it.'
+    )
+  return device_store.of_arrays(
+      opened.shards, separator=opened.header.separator, depth=depth
+  )
+
+
 def _check_int8(drafter: DrafterConfig, placement: Placement) -> None:
   if drafter.shares_target:
     raise UserError(
@@ -106,7 +127,8 @@ def open_model(
 
   Raises:
     UserError: If a reference cannot be resolved, a setting is wrong, or the
-      draft model has another tokenizer or was made for another target.
+      draft model or the datastore has another tokenizer or was made for another
+      target.
   """
   drafter = drafter_config.named(drafter)
   if layers not in LAYOUTS:
@@ -137,6 +159,9 @@ def open_model(
     )
   if drafter.dtype == 'int8':
     _check_int8(drafter, draft_placement)
+  store = None
+  if drafter.uses_store:
+    store = _open_store(opened, drafter)
   return LanguageModel(
       opened,
       draft,
@@ -145,6 +170,7 @@ def open_model(
       drafter=drafter,
       placement=placement,
       draft_placement=draft_placement,
+      store=store,
   )
 
 

@@ -59,6 +59,8 @@ class RetrievalConfig:
     context_weight: what one of these counts, where one of the store counts 1.
     placement: of the store, 'whole' on every device or its shards 'split' over
       the mesh's axis model.
+    buckets: numbers of nodes that passes over smaller trees are compiled for;
+      those below num_draft_tokens count.
   """
 
   sources: str = 'both'
@@ -70,6 +72,7 @@ class RetrievalConfig:
   context_rows: int = 16
   context_weight: int = 4
   placement: str = 'whole'
+  buckets: tuple[int, ...] = (8, 24)
 
   def __post_init__(self) -> None:
     _check_ints(self, 'retrieval')
@@ -83,6 +86,14 @@ class RetrievalConfig:
             f'{_RETRIEVAL}.{name} is {getattr(self, name)!r}; it needs to be '
             f'one of {", ".join(known)}.'
         )
+    buckets = self.buckets
+    if not all(decode_config.is_int(n) and n > 0 for n in buckets) or list(
+        buckets
+    ) != sorted(set(buckets)):
+      raise UserError(
+          f'{_RETRIEVAL}.buckets is {buckets!r}; it needs to be numbers above '
+          '0 in ascending order, such as (8, 24), or ().'
+      )
     for name, most in _MOST.items():
       if not 1 <= getattr(self, name) <= most:
         raise UserError(

@@ -63,6 +63,12 @@ class Retrieval:
       return self.num_draft_tokens
     return min(self.num_draft_tokens, self.settings.length)
 
+  @property
+  def buckets(self) -> tuple[int, ...]:
+    """Numbers of nodes that passes over trees are compiled for, M last."""
+    M = self.num_draft_tokens
+    return (*(n for n in self.settings.buckets if n < M), M)
+
   def init(self, params, state, features, *, prompt_width):
     """Has no state: the text is in the DecodeState."""
     del params, state, features, prompt_width
@@ -142,10 +148,9 @@ class Retrieval:
   ) -> tuple[Proposal, None]:
     """Drafts for every row; rows without a match draft nothing."""
     nodes = self.draft(params, state.tokens_BS, state.seq_len_B)
-    room_BJ = drafter_lib.within_budget(state, self.max_depth)
-    room_B1 = room_BJ.sum(axis=1, keepdims=True)
-    valid_BM = nodes.valid_BM & (nodes.depth_BM <= room_B1)
-    return self._proposal(nodes.replace(valid_BM=valid_BM)), drafter_state
+    room_BM = drafter_lib.within_depth(state, nodes.depth_BM)
+    nodes = nodes.replace(valid_BM=nodes.valid_BM & room_BM)
+    return self._proposal(nodes), drafter_state
 
   def _proposal(self, nodes: trie.Nodes) -> Proposal:
     if self.shape == 'chain':
@@ -155,6 +160,7 @@ class Retrieval:
         parent_BM=nodes.parent_BM,
         depth_BM=nodes.depth_BM,
         valid_BM=nodes.valid_BM,
+        shape='tree',
     )
 
   def on_host(

@@ -111,6 +111,7 @@ def test_which_drafters_are_plain_and_which_deterministic(
         ({'selection': 'best'}, "retrieval.selection is 'best'"),
         ({'placement': 'here'}, "retrieval.placement is 'here'"),
         ({'max_ngram': 31}, 'retrieval.max_ngram is 31; .* 1 to 30'),
+        ({'buckets': (24, 8)}, r'buckets is \(24, 8\); .* ascending order'),
         ({'num_rows': 0}, 'retrieval.num_rows is 0; .* 1 to 4096'),
         ({'min_ngram': 5, 'max_ngram': 4}, 'min_ngram is 5; .* 1 to 4'),
         ({'length': 2.5}, 'length of the retrieval is 2.5'),

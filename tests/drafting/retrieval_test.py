@@ -87,7 +87,7 @@ def texts() -> list[list[int]]:
 )
 def test_proposals_equal_the_oracle(make_state, shards, texts, drafter, room):
   got = _propose(drafter, _on_device(shards), make_state(texts, room=room))
-  assert got.probs_BPV is None
+  assert got.probs_BPV is None and got.shape == drafter.shape
   got = jax.tree.map(np.asarray, got)
   settings = drafter.settings
   ngrams = dict(max_ngram=settings.max_ngram, min_ngram=settings.min_ngram)
@@ -170,9 +170,17 @@ def store(plain):
   return _on_device([_shard(written[:5]), _shard(written[5:])])
 
 
-@pytest.mark.parametrize('sources', ['both', 'store'])
-def test_mixed_rows_equal_plain_token_for_token(plain, store, sources):
-  drafter = _drafter(4, sources=sources)
+@pytest.mark.parametrize(
+    'drafter',
+    [
+        _drafter(4),
+        _drafter(4, sources='store'),
+        _drafter(12, 'tree', length=5, buckets=(4, 8)),
+        _drafter(6, 'tree', sources='store', selection='random', buckets=()),
+    ],
+    ids=['both', 'store', 'tree', 'random tree'],
+)
+def test_mixed_rows_equal_plain_token_for_token(plain, store, drafter):
   step = Speculative(plain.step.model, drafter)
   weights = dataclasses.replace(plain.weights, drafter=store)
   expected = plain.generate(_PROMPTS, _MIXED)
