@@ -36,6 +36,9 @@ _COUNT = 8
 # Turns for every repeat that is asked for: a part is shorter than a text.
 _TURNS = 3
 
+# Draft lengths up to which passes of every width are timed.
+_MOST_TIMED = 16
+
 # Runs a part and returns the milliseconds one took.
 Part = Callable[[], float]
 
@@ -172,23 +175,36 @@ def time_parts(
   parts: dict[str, Part] = {'plain': _rounds(plain, prompts, config, count)}
   held = [_Held(engine, prompts, config, count) for engine in engines]
   longest = max(held, key=lambda h: h.num_draft_tokens)
-  widths = range(1, longest.num_draft_tokens + 2)
+  widths = _widths([h.num_draft_tokens for h in held])
   for n in widths:
     parts[f'pass {n}'] = functools.partial(longest.passes, n)
   for i, engine in enumerate(engines):
     parts[f'propose {i}'] = held[i].proposals
     parts[f'round {i}'] = _rounds(engine, prompts, config, count)
   found = medians(parts, repeats=_TURNS * repeats)
+  pass_ms = np.interp(
+      range(1, widths[-1] + 1), widths, [found[f'pass {n}'] for n in widths]
+  ).tolist()
   return [
       Times(
           num_draft_tokens=engine.step.num_draft_tokens,
           plain_ms=found['plain'],
-          pass_ms=[found[f'pass {n}'] for n in widths],
+          pass_ms=pass_ms,
           propose_ms=found[f'propose {i}'],
           round_ms=found[f'round {i}'],
       )
       for i, engine in enumerate(engines)
   ]
+
+
+def _widths(lengths: Sequence[int]) -> list[int]:
+  """Returns the numbers of positions to time passes over.
+
+  All that chains have; of the nodes of large trees those in use, and what lies
+  between is taken to lie on a line.
+  """
+  few = range(1, min(max(lengths), _MOST_TIMED) + 2)
+  return sorted({*few, *(length + 1 for length in lengths)})
 
 
 def _rounds(

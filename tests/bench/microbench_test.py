@@ -91,3 +91,8 @@ def test_every_setting_gets_times_of_all_its_parts(engine):
   assert len(times.pass_ms) == 3
   parts = [times.plain_ms, times.propose_ms, times.round_ms, *times.pass_ms]
   assert np.isfinite(parts).all()
+
+
+def test_widths_of_large_trees_are_not_all_timed():
+  assert microbench._widths([4, 2]) == [1, 2, 3, 4, 5]
+  assert microbench._widths([64, 24, 3]) == [*range(1, 18), 25, 65]
