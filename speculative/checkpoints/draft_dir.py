@@ -288,6 +288,9 @@ def save(
       },
   )
   if jax.process_index() == 0:
+    # Names the directory before it was renamed; nobody reads it.
+    for note in beside.rglob('commit_success.txt'):
+      note.unlink()
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
       os.replace(path, old)

@@ -9,6 +9,10 @@ from typing import Any
 
 from speculative.errors import UserError
 
+# Of held-out alpha, between the domain and the number of the drafted token.
+_ALPHA = 'alpha_heldout_'
+_LINES = ('-', '--', ':', '-.')
+
 
 def is_available() -> bool:
   """Returns whether matplotlib is installed."""
@@ -42,30 +46,53 @@ def draw(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
   # It is large, and needed here alone.
   from matplotlib import figure  # noqa: PLC0415
 
-  drawing = figure.Figure(figsize=(9, 4), layout='constrained')
+  drawing = figure.Figure(figsize=(10, 4), layout='constrained')
   left, right = drawing.subplots(1, 2)
   for name, label in (('loss_1', 'training'), ('loss_heldout', 'held out')):
     steps, values = _series(rows, f'train/{name}')
     left.plot(steps, values, label=label)
   left.set(xlabel='step', ylabel='loss of the first drafted token')
-  names = {
-      name
-      for row in rows
-      for name in row
-      if name.rsplit('/', 1)[-1].startswith('alpha_heldout_')
-  }
-  for name in sorted(names):
-    steps, values = _series(rows, name)
-    label = name.removeprefix('train/').replace('alpha_heldout', '')
-    right.plot(steps, values, label=label.replace('/_', ' ').strip('/_'))
-  right.set(xlabel='step', ylabel='held-out alpha, by drafted token')
+  if left.lines:
+    left.legend()
+  _draw_alpha(right, rows)
   for axes in (left, right):
-    if axes.lines:
-      axes.legend()
     axes.grid(alpha=0.3)
   beside = path.with_name(f'.{path.name}')
   drawing.savefig(beside, format='png', dpi=120)
   os.replace(beside, path)
+
+
+def _draw_alpha(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+  """Draws alpha, a colour a domain and a kind of line a drafted token."""
+  parts = {
+      tuple(name.removeprefix('train/').split(_ALPHA))
+      for row in rows
+      for name in row
+      if _ALPHA in name
+  }
+  domains = sorted({domain for domain, _ in parts})
+  tokens = sorted({int(token) for _, token in parts})
+  if len(domains) == 2:
+    # All together are the one domain there is.
+    domains = domains[:1]
+  for color, domain in enumerate(domains):
+    for line, token in enumerate(tokens):
+      steps, values = _series(rows, f'train/{domain}{_ALPHA}{token}')
+      axes.plot(
+          steps,
+          values,
+          color=f'C{color}' if domain else 'black',
+          linestyle=_LINES[line % len(_LINES)],
+          label=f'{domain.strip("/") or "all"}, {token}',
+      )
+  axes.set(xlabel='step', ylabel='held-out alpha')
+  if axes.lines:
+    axes.legend(
+        title='domain, drafted token',
+        loc='center left',
+        bbox_to_anchor=(1, 0.5),
+        fontsize='small',
+    )
 
 
 def _series(

@@ -67,6 +67,13 @@ def test_what_was_saved_is_read_back_in_bfloat16(saved, own):
     np.testing.assert_array_equal(got, wanted.astype(dtype))
 
 
+def test_nothing_that_was_saved_names_where(saved):
+  files = [path for path in saved.rglob('*') if path.is_file()]
+  assert files
+  for path in files:
+    assert str(saved.parent).encode() not in path.read_bytes(), path
+
+
 def test_float32_is_kept_to_the_last_bit_where_it_is_asked_for(own, tmp_path):
   draft_dir.save(tmp_path / 'd', own, _IDS, _CONFIG, _TARGET, dtype='float32')
   got = draft_dir.open_draft(tmp_path / 'd').load_own(jnp.float32, Placement())
