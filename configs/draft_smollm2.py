@@ -31,11 +31,9 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
   config.train.from_layers = (29,)
   if variant == 'benchmark':
     config.task = 'benchmark'
-    config.drafter.kind = 'hybrid'
-    config.drafter.model = common.SMOLLM2_DRAFT
+    common.use_smollm2_draft(config)
     config.data.num_prompts = 40
     config.bench.calibration_prompts = 40
-    config.bench.num_draft_tokens = (3, 4)
   if variant == 'tiny':
     config.target.model = 'random://tiny'
     config.train.store = 'builtin'

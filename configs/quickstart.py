@@ -4,9 +4,10 @@
   python -m speculative.run --config=configs/quickstart.py --workdir=DIR
 
 Streams an answer of SmolLM2-135M-Instruct and ends with a table of plain and
-speculative decoding. Variants:
+speculative decoding: look-up where the text repeats itself, elsewhere a tree of
+the draft that comes with the package. Variants:
 
-  :benchmark  plain against look-up over prompts (data.prompts)
+  :benchmark  plain against the drafter over prompts (data.prompts)
   :verify     token-for-token equality with plain decoding, in float32
   :tiny       a random model of a few thousand weights, no download
 """
@@ -24,7 +25,7 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
     raise ValueError(f'variant {variant!r} is not one of {_VARIANTS}.')
   config = common.get_config()
   config.target.model = common.SMOLLM2
-  config.drafter.kind = 'lookup'
+  common.use_smollm2_draft(config)
   config.generate.compare = 'yes'
   if variant == 'benchmark':
     config.task = 'benchmark'
@@ -33,5 +34,8 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
     config.target.dtype = 'float32'
   if variant == 'tiny':
     config.target.model = 'random://tiny'
+    config.drafter.kind = 'lookup'
+    config.drafter.model = ''
+    config.drafter.shape = 'chain'
     config.decode.max_new_tokens = 16
   return config
