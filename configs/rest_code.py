@@ -7,15 +7,19 @@ DIR/datastore.store gets Python's standard library, DIR/datastore.md says what
 was left out because it is evaluated. Minutes.
 Variants:
 
-  :build  the datastore of Python's standard library; so does `full`
-  :tiny   one of this file, for a random model of a few thousand weights
+  :build      the datastore of Python's standard library; so does `full`
+  :benchmark  plain decoding against trees from the datastore that
+              drafter.store names and the text so far, on the first 40 of
+              data.prompts
+  :tiny       a datastore of this file, for a random model of a few thousand
+              weights
 """
 
 from ml_collections import config_dict
 
 from configs import common
 
-_VARIANTS = ('full', 'build', 'tiny')
+_VARIANTS = ('full', 'build', 'benchmark', 'tiny')
 
 
 def get_config(variant: str = 'full') -> config_dict.ConfigDict:
@@ -26,6 +30,15 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
   config.task = 'build_datastore'
   config.target.model = common.SMOLLM2
   config.datastore.texts = ('python:stdlib',)
+  if variant == 'benchmark':
+    config.task = 'benchmark'
+    config.drafter.kind = 'retrieval'
+    config.drafter.shape = 'tree'
+    config.drafter.store = 'datastore.store'
+    config.data.num_prompts = 40
+    config.bench.calibration_prompts = 40
+    # Passes over up to 8 rows cost this CPU little more than one over 2.
+    config.bench.num_draft_tokens = (7, 24)
   if variant == 'tiny':
     config.target.model = 'random://tiny'
     config.datastore.texts = (__file__,)
