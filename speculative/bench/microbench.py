@@ -192,6 +192,7 @@ def time_parts(
           pass_ms=pass_ms,
           propose_ms=found[f'propose {i}'],
           round_ms=found[f'round {i}'],
+          shape=held[i].shape,
       )
       for i, engine in enumerate(engines)
   ]
@@ -250,6 +251,13 @@ class _Held:
     self._count = engine.step.model.placement.put(count)
     self._num = int(count)
     self.num_draft_tokens = engine.step.num_draft_tokens
+    proposal, _ = jax.eval_shape(
+        engine.step.drafter.propose,
+        self._weights.drafter,
+        self._carry.drafter_state,
+        self._carry.state,
+    )
+    self.shape = proposal.shape
 
   def passes(self, num_positions: int) -> float:
     """Returns the milliseconds of the target's pass."""

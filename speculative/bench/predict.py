@@ -12,7 +12,9 @@ tokens is taken to cost, in plain steps,
 
 These are the costs of `theory`. Passes over more positions are never taken to
 be cheaper, and o never to be negative: otherwise noise would let a draft gain
-that is never accepted.
+that is never accepted. A round over a tree costs what it was measured to, as it
+may take a pass over fewer positions than the tree could have: o is what is left
+then, of either sign. K counts the nodes of a tree, and E goes by depth.
 """
 
 from collections.abc import Sequence
@@ -33,11 +35,12 @@ class Times:
   """Milliseconds of the parts of one setting.
 
   Attributes:
-    num_draft_tokens: J.
+    num_draft_tokens: J, or the nodes of a tree.
     plain_ms: one step of plain decoding, the whole of it.
     pass_ms: the target's pass alone over 1, 2, ... J + 1 positions or more.
     propose_ms: drafting J tokens, alone.
     round_ms: one round, the whole of it.
+    shape: of what is drafted, 'chain' or 'tree'.
   """
 
   num_draft_tokens: int
@@ -45,6 +48,7 @@ class Times:
   pass_ms: Sequence[float]
   propose_ms: float
   round_ms: float
+  shape: str = 'chain'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,10 +127,11 @@ def costs_of(times: Times) -> Costs:
   verify = tuple(itertools.accumulate(verify, max))
   rest = times.round_ms - times.propose_ms
   rest -= plain * verify[times.num_draft_tokens]
+  least = 0.0 if times.shape == 'chain' else -math.inf
   return Costs(
       draft=times.propose_ms / times.num_draft_tokens / plain,
       verify=verify,
-      overhead=max(rest / plain, 0.0),
+      overhead=max(rest / plain, least),
   )
 
 
@@ -172,15 +177,18 @@ def predict(
   Args:
     costs: of the setting.
     acceptance: of the same setting on prompts that are not timed.
-    num_draft_tokens: J.
+    num_draft_tokens: J, or the nodes of a tree.
   """
   verify = costs.verify[num_draft_tokens]
+  # A tree is not as deep as it has nodes.
+  depth = min(num_draft_tokens, len(acceptance.by_position))
+  draft = num_draft_tokens * costs.draft
 
   def speedup(rates: theory.Acceptance) -> float:
     return theory.speedup(
         rates,
-        num_draft_tokens,
-        draft_cost=costs.draft,
+        depth,
+        draft_cost=draft / depth,
         verify_cost=verify,
         overhead_cost=costs.overhead,
     )
@@ -188,10 +196,8 @@ def predict(
   return Prediction(
       speedup=speedup(acceptance.by_position),
       speedup_iid=speedup(acceptance.rate),
-      tokens_per_round=theory.expected_tokens(
-          acceptance.by_position, num_draft_tokens
-      ),
-      round_cost=num_draft_tokens * costs.draft + verify + costs.overhead,
+      tokens_per_round=theory.expected_tokens(acceptance.by_position, depth),
+      round_cost=draft + verify + costs.overhead,
   )
 
 
@@ -199,7 +205,8 @@ def best(times: Sequence[Times], acceptance: Sequence[Acceptance]) -> Best:
   """Returns the draft length of highest predicted speed-up, perhaps 0.
 
   Lengths between those of the settings are judged by the setting that drafts
-  most, which knows the most positions; a setting's own by its own numbers.
+  most, which knows the most positions; a setting's own by its own numbers. Of
+  trees nothing is known but of those that were tried.
 
   Args:
     times: of every setting.
@@ -213,12 +220,14 @@ def best(times: Sequence[Times], acceptance: Sequence[Acceptance]) -> Best:
       for t, a in zip(times, acceptance, strict=True)
   ]
   most, costs, rates = max(pairs, key=lambda pair: pair[0])
-  num = theory.best_num_draft_tokens(
-      rates.by_position,
-      draft_cost=costs.draft,
-      verify_costs=costs.verify[: most + 1],
-      overhead_cost=costs.overhead,
-  )
+  num = 0
+  if all(t.shape == 'chain' for t in times):
+    num = theory.best_num_draft_tokens(
+        rates.by_position,
+        draft_cost=costs.draft,
+        verify_costs=costs.verify[: most + 1],
+        overhead_cost=costs.overhead,
+    )
   gains = {num: predict(costs, rates, num).speedup if num else 1.0}
   gains |= {J: predict(c, a, J).speedup for J, c, a in pairs}
   best_num = max(gains, key=lambda K: (gains[K], -K))
@@ -297,9 +306,11 @@ def verdict(row: dict, *, most: int) -> str:
       f'{row["speedup/measured"]:.2f}x{_why_off(row)}; '
   )
   if num:
-    longer = ', the longest tried' if num == most else ''
+    is_chain = row['row/shape'] == 'chain'
+    longer = ', the longest tried' if num == most and is_chain else ''
+    unit = '' if is_chain else ' nodes'
     return (
-        f'{said}best K = {num}{longer} '
+        f'{said}best K = {num}{unit}{longer} '
         f'({row["speedup/best_predicted"]:.2f}x predicted).'
     )
   return (

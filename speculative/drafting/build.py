@@ -35,6 +35,8 @@ def build(
     UserError: If the draft model cannot draft what the config asks for.
   """
   J = config.num_draft_tokens
+  # No more than the levels of a tree are kept, but all of a chain of the text.
+  A = config.levels if config.drafts_tree and config.kind == 'lm' else J
   if config.kind == 'retrieval':
     return Retrieval(
         J, config.retrieval, config.shape, placement or Placement()
@@ -44,12 +46,12 @@ def build(
   if config.shape == 'drawn_tree':
     return _drawn_tree(config, model, vocab_size)
   if isinstance(model, DraftModel) and model.config.inputs == 'hidden':
-    chain = HiddenLm(model, J, vocab_size)
+    chain = HiddenLm(model, A, vocab_size)
   else:
     # After rounds that were looked up, and after those over a tree, of which
     # slots are not kept, the draft may be behind by all of one.
     keeps = config.kind == 'lm' and not config.drafts_tree
-    chain = Lm(model, J, vocab_size, 2 if keeps else J + 1)
+    chain = Lm(model, A, vocab_size, 2 if keeps else A + 1)
   if config.drafts_tree:
     chain = Beam(chain, J, levels=config.levels, width=config.width)
   if config.kind == 'lm':

@@ -122,10 +122,11 @@ def plain(drafter: DrafterConfig) -> DrafterConfig:
 
 
 def name(drafter: DrafterConfig) -> str:
-  """Returns 'plain', or for instance 'lookup 4'."""
+  """Returns 'plain', or for instance 'lookup 4' or 'hybrid tree 5'."""
   if drafter.is_plain:
     return 'plain'
-  return f'{drafter.kind} {drafter.num_draft_tokens}'
+  shape = '' if drafter.shape == 'chain' else f' {drafter.shape}'
+  return f'{drafter.kind}{shape} {drafter.num_draft_tokens}'
 
 
 def warm_up(run: Prepared, settings: Sequence[DrafterConfig]) -> None:

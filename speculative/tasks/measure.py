@@ -65,6 +65,7 @@ def row_of(
       'row/name': common.name(drafter),
       'row/drafter': 'none' if drafter.is_plain else drafter.kind,
       'row/num_draft_tokens': drafter.num_draft_tokens,
+      'row/shape': drafter.shape,
   }
   row |= metrics.decode_metrics(runs)
   if drafter.is_plain:

@@ -34,6 +34,7 @@ def _row(times=_TIMES, acceptance=_ACCEPTANCE, *, measured, tokens=2.4):
   row = {
       'row/drafter': 'lookup',
       'row/num_draft_tokens': times.num_draft_tokens,
+      'row/shape': times.shape,
       'speedup/measured': measured,
       'decode/tokens_per_round': tokens,
   }
@@ -128,6 +129,32 @@ def test_rounds_of_two_kinds_take_their_mean_time():
   mean = predict.blend(_TIMES, found, 0.25)
   assert (mean.propose_ms, mean.round_ms) == (0.75, 12.75)
   assert predict.blend(_TIMES, found, 1.0) == _TIMES
+
+
+def test_a_tree_counts_by_depth_and_costs_what_its_round_took():
+  # Six nodes of two levels, in a pass over fewer positions than seven.
+  times = Times(
+      num_draft_tokens=6,
+      plain_ms=10.0,
+      pass_ms=[9.0, 9.5, 10.0, 11.0, 12.0, 13.0, 14.0],
+      propose_ms=3.0,
+      round_ms=13.0,
+      shape='tree',
+  )
+  acceptance = dataclasses.replace(
+      _ACCEPTANCE, rate=0.5, by_position=[0.6, 0.4]
+  )
+  found = predict.predict(predict.costs_of(times), acceptance, 6)
+  assert found.round_cost == pytest.approx(1.3)
+  assert found.tokens_per_round == pytest.approx(1 + 0.6 + 0.6 * 0.4)
+  assert found.speedup == pytest.approx(1.84 / 1.3)
+  assert found.speedup_iid == pytest.approx((1 + 0.5 + 0.25) / 1.3)
+  # Nothing is said about smaller trees.
+  assert predict.best([times], [acceptance]).num_draft_tokens == 6
+  slow = dataclasses.replace(times, round_ms=20.0)
+  assert predict.best([slow], [acceptance]).num_draft_tokens == 0
+  row = _row(times, acceptance, measured=1.4, tokens=1.84)
+  assert 'best K = 6 nodes (' in predict.verdict(row, most=6)
 
 
 def test_fractions_sum_to_one():
