@@ -179,7 +179,9 @@ def predict(
     acceptance: of the same setting on prompts that are not timed.
     num_draft_tokens: J, or the nodes of a tree.
   """
-  verify = costs.verify[num_draft_tokens]
+  # What a pass over fewer positions saves is no overhead.
+  verify = costs.verify[num_draft_tokens] + min(costs.overhead, 0.0)
+  overhead = max(costs.overhead, 0.0)
   # A tree is not as deep as it has nodes.
   depth = min(num_draft_tokens, len(acceptance.by_position))
   draft = num_draft_tokens * costs.draft
@@ -190,14 +192,14 @@ def predict(
         depth,
         draft_cost=draft / depth,
         verify_cost=verify,
-        overhead_cost=costs.overhead,
+        overhead_cost=overhead,
     )
 
   return Prediction(
       speedup=speedup(acceptance.by_position),
       speedup_iid=speedup(acceptance.rate),
       tokens_per_round=theory.expected_tokens(acceptance.by_position, depth),
-      round_cost=draft + verify + costs.overhead,
+      round_cost=draft + verify + overhead,
   )
 
 
