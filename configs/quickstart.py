@@ -9,6 +9,7 @@ the draft that comes with the package. Variants:
 
   :benchmark  plain against the drafter over prompts (data.prompts)
   :verify     token-for-token equality with plain decoding, in float32
+  :lookup     benchmark of look-up alone, chains of four tokens
   :tiny       a random model of a few thousand weights, no download
 """
 
@@ -16,7 +17,7 @@ from ml_collections import config_dict
 
 from configs import common
 
-_VARIANTS = ('full', 'benchmark', 'verify', 'tiny')
+_VARIANTS = ('full', 'benchmark', 'verify', 'lookup', 'tiny')
 
 
 def get_config(variant: str = 'full') -> config_dict.ConfigDict:
@@ -32,10 +33,14 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
   if variant == 'verify':
     config.task = 'verify'
     config.target.dtype = 'float32'
-  if variant == 'tiny':
-    config.target.model = 'random://tiny'
+  if variant in ('lookup', 'tiny'):
     config.drafter.kind = 'lookup'
     config.drafter.model = ''
     config.drafter.shape = 'chain'
+    config.decode.num_draft_tokens = 4
+  if variant == 'lookup':
+    config.task = 'benchmark'
+  if variant == 'tiny':
+    config.target.model = 'random://tiny'
     config.decode.max_new_tokens = 16
   return config

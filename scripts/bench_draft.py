@@ -45,6 +45,8 @@ def main(argv: list[str]) -> None:
     found = json.loads(path.read_text())
     rows += found['rows']
     kinds.append((found['env/jax'], found['env/device_kind']))
+  if not rows:
+    raise app.UsageError(f'{argv[1]} holds no runs; name their directory.')
   print(table(rows))
   for jax, device in sorted(set(kinds)):
     print(f'jax {jax}, {device}')

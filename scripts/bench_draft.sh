@@ -37,6 +37,15 @@ if [ -z "${OURS_PYTHON:-}" ]; then
   make_first_env "$root" "$root/.venv" ''
   OURS_PYTHON=$ENV_PYTHON
 fi
+# What was measured of another draft or with other flags is not shown as this.
+said="$draft $code $chat ${flags[*]-}"
+mkdir -p "$out"
+if [ -f "$out/of.txt" ] && [ "$(cat "$out/of.txt")" != "$said" ]; then
+  printf 'error: %s holds runs of: %s; choose another --out.\n' \
+    "$out" "$(cat "$out/of.txt")" >&2
+  exit 1
+fi
+printf '%s\n' "$said" >"$out/of.txt"
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
 for prompts in code chat; do
