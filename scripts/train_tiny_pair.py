@@ -12,7 +12,8 @@
 
 OUT gets target/, draft/ and a README.md with losses and held-out alpha. About
 five minutes of one CPU core; needs the extra `train`. A part that is there is
-not made again: remove OUT and WORKDIR to start over.
+not made again: remove OUT and WORKDIR to start over, as in a fresh checkout,
+which has OUT alone.
 """
 
 import argparse
@@ -285,7 +286,14 @@ def make(out: pathlib.Path, workdir: pathlib.Path) -> None:
   """
   library = pathlib.Path(sysconfig.get_paths()['stdlib'])
   target, log = out / 'target', workdir / 'target.json'
-  if not (target / orbax_dir.CONFIG_NAME).exists():
+  is_made = (target / orbax_dir.CONFIG_NAME).exists()
+  if is_made and not log.exists():
+    # A checkout has a target, but no log of its training.
+    sys.exit(
+        f'{target} is there, but not {log}, which OUT/README.md is written '
+        'from; remove --out, or name another one.'
+    )
+  if not is_made:
     _make_target(target, log, library)
   named = {'target.model': str(target)}
   text = _run(

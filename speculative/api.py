@@ -162,7 +162,7 @@ def open_model(
   store = None
   if drafter.uses_store:
     store = _open_store(opened, drafter)
-  return LanguageModel(
+  model = LanguageModel(
       opened,
       draft,
       dtype=dtype,
@@ -172,6 +172,8 @@ def open_model(
       draft_placement=draft_placement,
       store=store,
   )
+  model.check_drafter()
+  return model
 
 
 def load(

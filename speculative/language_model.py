@@ -163,6 +163,14 @@ class LanguageModel:
       self._engines[drafter] = Engine(self._step(drafter), self.load_weights())
     return self._engines[drafter]
 
+  def check_drafter(self) -> None:
+    """Refuses a drafter that its draft model cannot be, without weights.
+
+    Raises:
+      UserError: Naming the field of the drafter.
+    """
+    self._step(self._drafter)
+
   def _step(self, drafter: DrafterConfig) -> Autoregressive | Speculative:
     num_tokens = self.tokenizer.vocab_size
     target = Transformer(

@@ -122,7 +122,10 @@ class Step(Protocol):
 
 def slack(step: Step) -> int:
   """Returns the entries every row needs beyond its longest text."""
-  return step.num_draft_tokens + 1 + step.model.slack
+  # A pass writes M + 1 rows, but a round A + 1 tokens, and a drafter may be
+  # able to keep longer paths than it drafts.
+  longest = max(step.num_draft_tokens, step.max_depth)
+  return longest + 1 + step.model.slack
 
 
 @functools.partial(

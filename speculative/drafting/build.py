@@ -53,11 +53,20 @@ def build(
     keeps = config.kind == 'lm' and not config.drafts_tree
     chain = Lm(model, A, vocab_size, 2 if keeps else A + 1)
   if config.drafts_tree:
+    _check_width(config, chain.head.size)
     chain = Beam(chain, J, levels=config.levels, width=config.width)
   if config.kind == 'lm':
     return chain
   lookup = Lookup(J, max_ngram=config.max_ngram, min_ngram=config.hybrid_ngram)
   return (HybridTree if config.drafts_tree else Hybrid)(lookup, chain)
+
+
+def _check_width(config: DrafterConfig, head_size: int) -> None:
+  if config.width > head_size:
+    raise UserError(
+        f'config.drafter.width is {config.width}, but config.drafter.model '
+        f'{config.model!r} can draft only {head_size} tokens; lower it.'
+    )
 
 
 def _drawn_tree(config: DrafterConfig, model: Model, vocab_size: int) -> TreeLm:

@@ -272,6 +272,11 @@ class DrafterConfig:
           f'{most} nodes, got num_draft_tokens={M}; change config.drafter.'
           'levels, config.drafter.width or config.decode.num_draft_tokens.'
       )
+    if W > M:
+      raise UserError(
+          f'config.drafter.width is {W}, but the tree has {M} nodes, '
+          'config.decode.num_draft_tokens; a level needs no more than these.'
+      )
 
   def _check_widths(self) -> None:
     if bool(self.widths) != (self.shape == 'drawn_tree'):

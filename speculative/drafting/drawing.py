@@ -23,6 +23,7 @@ from speculative.decoding.drafter import Proposal
 from speculative.decoding.loop import Model
 from speculative.decoding.sampling import Sampling
 from speculative.decoding.state import DecodeState
+from speculative.decoding.verify import Verdict
 from speculative.models import draft as draft_lib
 from speculative.models.draft import DraftModel
 from speculative.models.kv_cache import KVCache
@@ -126,13 +127,13 @@ class Head:
 
   def log_probs(self, params: Any, hidden_BTD: jax.Array) -> jax.Array:
     """Returns [B, T, W], neither adjusted nor warped."""
-    return jax.nn.log_softmax(self._raw(params, hidden_BTD), axis=-1)
+    return jax.nn.log_softmax(self.raw_logits(params, hidden_BTD), axis=-1)
 
   def token_ids(self, params: Any, index: jax.Array) -> jax.Array:
     """Returns the token ids of indices into W."""
     return params[draft_lib.HEAD_IDS][index] if self.is_partial else index
 
-  def _raw(self, params: Any, hidden_BTD: jax.Array) -> jax.Array:
+  def raw_logits(self, params: Any, hidden_BTD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, T, W] as the model has them."""
     if self.is_partial:
       return self.model.head_logits(params, hidden_BTD)
@@ -153,7 +154,7 @@ class Head:
       drafts: Drafts,
   ) -> jax.Array:
     """Returns adjusted logits [B, W]."""
-    logits_B1W = self._raw(params, hidden_B1D)
+    logits_B1W = self.raw_logits(params, hidden_B1D)
     if not self.is_partial:
       return state_lib.adjusted(state, logits_B1W, drafts)[:, 0]
 
@@ -204,7 +205,11 @@ class Head:
 
 
 class ChainDrafter(Protocol):
-  """A drafter that asks a model for one token after another."""
+  """A drafter that asks a model for one token after another.
+
+  One that may lack several tokens of a text has `num_behind`, as many as
+  `catch_up` reads.
+  """
 
   @property
   def num_draft_tokens(self) -> int:
@@ -212,8 +217,33 @@ class ChainDrafter(Protocol):
     ...
 
   @property
+  def features(self) -> tuple[int, ...]:
+    """Layers of the target whose outputs it wants."""
+    ...
+
+  @property
   def head(self) -> Head:
     """What it draws from."""
+    ...
+
+  def init(
+      self,
+      params: Any,
+      state: DecodeState,
+      features: dict[int, jax.Array],
+      *,
+      prompt_width: int,
+      num_spare: int = 0,
+  ) -> Any:
+    """Reads the prompts.
+
+    Args:
+      params: the draft's.
+      state: rows hold their prompts.
+      features: of the target over the prompt.
+      prompt_width: static; no prompt is longer.
+      num_spare: slots of the cache behind the longest text, to draft in.
+    """
     ...
 
   def catch_up(
@@ -244,6 +274,17 @@ class ChainDrafter(Protocol):
       cache: the draft's.
       **where: positions_BT and visible_BTS of `Transformer.forward`.
     """
+    ...
+
+  def commit(
+      self,
+      params: Any,
+      drafter_state: Any,
+      state: DecodeState,
+      verdict: Verdict,
+      features: dict[int, jax.Array],
+  ) -> Any:
+    """Returns its state after a round, see `decoding.drafter.Drafter`."""
     ...
 
 

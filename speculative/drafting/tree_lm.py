@@ -291,18 +291,10 @@ class TreeLm:
       rows: slice,
   ) -> jax.Array:
     """Returns adjusted logits over the target's vocabulary."""
-    logits_BTV = self.model.logits(params, hidden_BTD)[..., : self.vocab_size]
-    extra = self.vocab_size - logits_BTV.shape[-1]
-    if extra > 0:
-      logits_BTV = jnp.pad(
-          logits_BTV,
-          ((0, 0), (0, 0), (0, extra)),
-          constant_values=-jnp.inf,
-      )
     drafts = tree.drafts()
     return state_lib.adjusted(
         state,
-        logits_BTV,
+        self._lm.head.raw_logits(params, hidden_BTD),
         PathDrafts(drafts.tokens_BTA[:, rows], drafts.before_BTA[:, rows]),
     )
 

@@ -134,12 +134,13 @@ def _starts(
     return model.encode(text, chat_template=chat_template)
 
   found = prompt_text.from_prompts(_listed(fields.prompts), encode)
-  found += prompt_text.from_answered(
+  answered, num_too_long = prompt_text.from_answered(
       _listed(fields.answered),
       encode,
       lambda text: model.tokenizer.encode(text, special='literal'),
       num_tokens=fields.text_tokens,
   )
+  found += answered
   found += prompt_text.from_texts(
       _listed(fields.texts),
       encode,
@@ -152,7 +153,7 @@ def _starts(
       for start in found
       if start.kind == 'plain' or len(start.tokens) <= fields.max_prompt_tokens
   ]
-  return short, len(found) - len(short)
+  return short, num_too_long + len(found) - len(short)
 
 
 def _prepare(config: config_dict.ConfigDict) -> _Prepared:

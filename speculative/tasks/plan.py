@@ -144,11 +144,16 @@ def _check(config: config_dict.ConfigDict) -> None:
 def _check_drafter(config: config_dict.ConfigDict) -> None:
   """Refuses what a plan would ignore."""
   drafter = config.drafter
-  if drafter.kind != 'lm':
-    raise UserError(
-        f'config.drafter.kind is {drafter.kind!r}; a plan is for a draft model '
-        "alone, set it to 'lm'."
-    )
+  for name, planned, what in (
+      ('kind', ('lm',), 'a draft model alone'),
+      ('shape', ('chain',), 'drafted chains'),
+      ('dtype', precision_lib.DTYPES, 'a draft that is not quantised'),
+  ):
+    if drafter[name] not in planned:
+      raise UserError(
+          f'config.drafter.{name} is {drafter[name]!r}; a plan is for {what}, '
+          f'set it to {planned[0]!r}.'
+      )
   if drafter.model == 'target':
     raise UserError(
         "config.drafter.model is 'target', whose first layers a plan does not "
@@ -162,15 +167,9 @@ def _check_drafter(config: config_dict.ConfigDict) -> None:
         'target, which a plan does not know; set config.plan.draft to the '
         'shapes of a model instead.'
     )
-  if drafter.dtype == 'int8':
-    raise UserError(
-        "config.drafter.dtype is 'int8', which a plan does not know; set it to "
-        "'auto'."
-    )
   if drafter.num_layers < 0:
     raise UserError(
-        'config.drafter.num_layers needs to be >= 0, got '
-        f'{drafter.num_layers}.'
+        f'config.drafter.num_layers needs to be >= 0, got {drafter.num_layers}.'
     )
   if drafter.num_layers and config.plan.draft.to_dict():
     raise UserError(
@@ -366,8 +365,8 @@ def _write(
   text = plan_report.render(plan)
   if config.plan.account == 'chen2023':
     text += '\n' + calibration_report.render(calibration.account())
-  whole = f'{text}\n{plan_report.appendix(plan)}'
-  results.write_text(workdir.path / 'plan.md', whole)
+  appendix = plan_report.appendix(plan)
+  results.write_text(workdir.path / 'plan.md', f'{text}\n{appendix}')
   workdir.finish(found)
   print(text, end='')
 

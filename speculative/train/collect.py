@@ -100,8 +100,9 @@ def make_plan(
   """
   if not starts:
     raise UserError(
-        'there is nothing to begin with; name files in config.collect.prompts '
-        'or config.collect.texts.'
+        'there is nothing to begin with; name files with prompts short enough '
+        'in config.collect.prompts, config.collect.answered or config.collect.'
+        'texts.'
     )
   temperatures = tuple(temperatures)
   if not temperatures:

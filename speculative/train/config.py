@@ -174,6 +174,11 @@ class TrainConfig:
           f'training text, or several with commas, or {BUILTIN!r} for a few '
           'sentences.'
       )
+    if BUILTIN in self.stores and len(self.stores) > 1:
+      raise UserError(
+          f'config.train.store is {self.store!r}; {BUILTIN!r} is for tests and '
+          'cannot be joined with others, leave it out.'
+      )
     if not self.cross_entropy + self.kl + self.total_variation:
       raise UserError(
           'config.train.cross_entropy, kl and total_variation are all 0; at '

@@ -6,6 +6,7 @@ the same domain.
 
 from collections.abc import Sequence
 import os
+import pathlib
 
 import numpy as np
 
@@ -81,9 +82,18 @@ def open_stores(
     The Joined.
 
   Raises:
-    UserError: If one is no store or of another tokenizer or target, or some
-      are scored and others not.
+    UserError: If two are one directory, one is no store or of another
+      tokenizer or target, or some are scored and others not.
   """
+  found = {}
+  for path in paths:
+    place = pathlib.Path(path).expanduser().resolve()
+    if place in found:
+      raise UserError(
+          f'config.train.store names {found[place]} and {path}, which are the '
+          'same directory; its text would count twice, name it once.'
+      )
+    found[place] = path
   stores = [store_lib.open_store(path, tokenizer=tokenizer) for path in paths]
   for store in stores:
     if store.is_scored:

@@ -156,7 +156,7 @@ def from_answered(
     encode_answer: Callable[[str], Sequence[int]],
     *,
     num_tokens: int,
-) -> list[Start]:
+) -> tuple[list[Start], int]:
   """Reads JSONL files of prompts with their answers, whoever wrote them.
 
   Args:
@@ -166,14 +166,18 @@ def from_answered(
     num_tokens: most tokens of a document; a longer answer is cut.
 
   Returns:
-    A Start a prompt, plain; domains are those of `from_prompts`.
+    A Start a prompt, plain; domains are those of `from_prompts`. And how many
+    were left out, as their prompts leave no token for an answer.
 
   Raises:
-    UserError: If a file cannot be read or a row has no answer.
+    UserError: If a file cannot be read or has no rows, or one has no answer.
   """
-  starts = []
+  starts, num_too_long = [], 0
   for domain, path in find_files(sources, field='answered'):
-    for where, row in prompts.read_rows(path):
+    rows = prompts.read_rows(path)
+    if not rows:
+      raise UserError(f'{path} holds no prompts; name another file.')
+    for where, row in rows:
       prompt = prompts.parse(_with_input(row), where, 'auto')
       answer = row.get('answer')
       if not isinstance(answer, str) or not answer:
@@ -183,6 +187,7 @@ def from_answered(
         )
       asked = tuple(encode(prompt.text, prompt.chat_template))
       if len(asked) >= num_tokens:
+        num_too_long += 1
         continue
       kind = 'code' if prompt.chat_template == 'no' else 'chat'
       starts.append(
@@ -196,7 +201,7 @@ def from_answered(
               prompt_len=len(asked),
           )
       )
-  return starts
+  return starts, num_too_long
 
 
 def _read_text(path: str) -> str:

@@ -10,6 +10,7 @@ from speculative.decoding import state as state_lib
 from speculative.decoding.autoregressive import Autoregressive
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting.given import Given
 from speculative.drafting.lm import Lm
 from speculative.drafting.lookup import Lookup
 from speculative.models.precision import Precision
@@ -172,6 +173,13 @@ def test_no_pass_writes_beyond_a_buffer_with_just_the_slack_it_asks_for(
         pair, make_sampling, tight, max_seq_len=13 + loop.slack(tight)
     )
     assert texts == roomy
+
+
+def test_paths_deeper_than_there_are_nodes_need_slack_too():
+  given = Given(num_draft_tokens=3, depth=5, shape='tree')
+  assert loop.slack(Speculative(_PLAIN, given)) == 5 + 1
+  assert loop.slack(Speculative(_PADDED, given)) == 5 + 1 + 1
+  assert loop.slack(_LOOKUP) == 4 + 1
 
 
 def test_what_pads_a_prompt_changes_nothing(pair, make_sampling):

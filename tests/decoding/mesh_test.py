@@ -12,8 +12,10 @@ from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting.beam import Beam
 from speculative.drafting.lm import Lm
 from speculative.drafting.lookup import Lookup
+from speculative.drafting.tree_lm import TreeLm
 from speculative.models import params as params_lib
 from speculative.models import transformer
 from speculative.models.transformer import Transformer
@@ -45,6 +47,9 @@ _MIXED = [
         seed=7,
     ),
 ]
+
+# A sampled row with a drawn tree keeps its law, not its tokens.
+_GREEDY = [dataclasses.replace(config, temperature=0.0) for config in _MIXED]
 
 
 def _engine(
@@ -92,8 +97,15 @@ def _engine(
   draft_params = params_lib.place(
       tiny.init(jax.random.key(1), _DRAFT), _DRAFT, draft_placement
   )
-  lm = Lm(draft, num_draft_tokens=3, vocab_size=config.vocab_size)
-  return Engine(Speculative(target, lm), Weights(params, draft_params))
+  V = config.vocab_size
+  if drafter == 'beam':
+    lm = Lm(draft, 5, V, num_behind=6)
+    built = Beam(lm, num_draft_tokens=5, levels=3, width=2)
+  elif drafter == 'drawn tree':
+    built = TreeLm(draft, (2, 2), V)
+  else:
+    built = Lm(draft, num_draft_tokens=3, vocab_size=V)
+  return Engine(Speculative(target, built), Weights(params, draft_params))
 
 
 def _tokens(*args, **kwargs):
@@ -138,6 +150,34 @@ def test_trees_say_what_plain_decoding_says_on_one_device(data, model, logits):
   got = engine.generate(_PROMPTS, _MIXED)
   assert got.token_ids == plain
   assert got.tokens_per_round > 1.3
+
+
+@pytest.fixture(scope='module')
+def plain():
+  """Tokens of plain decoding on one device, mixed rows and greedy ones."""
+  engine = _engine(1, 1, drafter='none')
+  return {
+      rows: engine.generate(_PROMPTS, list(rows)).token_ids
+      for rows in (tuple(_MIXED), tuple(_GREEDY))
+  }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('drafter', 'rows'), [('beam', _MIXED), ('drawn tree', _GREEDY)]
+)
+@pytest.mark.parametrize(
+    ('data', 'model', 'options'),
+    [(2, 4, {'shards': 2, 'logits': 'gathered'}), (1, 8, {'logits': 'split'})],
+    ids=str,
+)
+def test_trees_of_a_model_leave_plain_tokens_alone(
+    plain, drafter, rows, data, model, options
+):
+  engine = _engine(data, model, drafter=drafter, **options)
+  got = engine.generate(_PROMPTS, rows)
+  assert got.token_ids == plain[tuple(rows)]
+  assert got.drafted.sum() > 0
 
 
 @pytest.mark.slow

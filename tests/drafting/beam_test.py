@@ -1,5 +1,6 @@
 """Trees of a model's likeliest tokens."""
 
+import dataclasses
 import functools
 
 import jax
@@ -158,6 +159,38 @@ def test_every_row_has_the_tokens_of_plain_decoding(name, kind):
   assert got.token_ids == expected.token_ids
   assert got.reasons == expected.reasons
   assert got.drafted.sum() and got.acceptance_rate < 1
+
+
+def _at_the_end() -> list[DecodeConfig]:
+  """A row done early, of 32 + 25 tokens, and one that goes on beside it."""
+  return [
+      DecodeConfig(max_new_tokens=25, max_seq_len=57),
+      DecodeConfig(max_new_tokens=52, max_seq_len=57, temperature=0.9, seed=3),
+  ]
+
+
+_LONG = [[(3 * i + i // 5) % _V for i in range(32)], [9, 8, 7, 6, 5]]
+
+
+@pytest.mark.parametrize('kind', ['beam', 'hybrid', 'deeper than its nodes'])
+@pytest.mark.parametrize('name', _DRAFTS)
+def test_no_round_writes_over_a_text_that_fills_its_buffer(name, kind):
+  drafter, slots = _beam(name), 64
+  if kind == 'hybrid':
+    drafter = HybridTree(Lookup(_M, max_ngram=4, min_ngram=2), drafter)
+  if kind == 'deeper than its nodes':
+    longer = {'num_behind': 11} if name == 'model' else {}
+    draft = dataclasses.replace(_DRAFTS[name], num_draft_tokens=10, **longer)
+    drafter, slots = Beam(draft, 4, levels=_LEVELS, width=_W), 96
+  fast = _engine(name, drafter)
+  # Without any slot to spare, but where 57 + 10 + 1 do not fit into 64.
+  assert fast.start(_LONG, _at_the_end()).state.tokens_BS.shape[1] == slots
+  plain = Engine(Autoregressive(_TARGET), Weights(_target()))
+  got = fast.generate(_LONG, _at_the_end())
+  assert got.token_ids == plain.generate(_LONG, _at_the_end()).token_ids
+  assert [len(ids) for ids in got.token_ids] == [25, 52]
+  # The first row was done while rounds went on.
+  assert got.rounds[0] < got.rounds[1]
 
 
 def test_a_target_that_drafts_for_itself_is_always_followed():

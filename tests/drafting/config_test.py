@@ -63,6 +63,17 @@ _CONTEXT = RetrievalConfig(sources='context')
             },
             '2 levels and width 2 has 2 to 6 nodes, got num_draft_tokens=7',
         ),
+        (
+            {
+                'kind': 'hybrid',
+                'model': 'x',
+                'shape': 'tree',
+                'levels': 2,
+                'width': 9,
+                'num_draft_tokens': 8,
+            },
+            'drafter.width is 9, but the tree has 8 nodes',
+        ),
         ({'kind': 'lookup', 'model': 'x.gguf'}, "'x.gguf', but kind 'lookup'"),
         ({'kind': 'lookup', 'min_ngram': 0}, '1 <= min_ngram <= max_ngram'),
         (

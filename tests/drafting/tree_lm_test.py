@@ -182,6 +182,23 @@ def test_greedy_rows_equal_plain_token_for_token(engines):
     assert got.tokens_per_round > 1.5
 
 
+def test_no_round_writes_over_a_text_that_fills_its_buffer(engines):
+  """57 tokens and the slack of six nodes are all of 64 slots."""
+  prompts = [[(3 * i + i // 5) % _V for i in range(32)], _TEXTS[3]]
+  rows = [
+      DecodeConfig(max_new_tokens=25, max_seq_len=57),
+      DecodeConfig(max_new_tokens=49, max_seq_len=57),
+  ]
+  step = Speculative(_TARGET, TreeLm(_TARGET, (2, 1, 1), _V))
+  fast = Engine(step, engines['relative'].weights)
+  assert step.num_draft_tokens == 6
+  assert fast.start(prompts, rows).state.tokens_BS.shape[1] == 64
+  got = fast.generate(prompts, rows)
+  assert got.token_ids == engines['plain'].generate(prompts, rows).token_ids
+  # The first row was done while rounds went on.
+  assert got.rounds[0] < got.rounds[1]
+
+
 @pytest.mark.parametrize('temperature', [0.0, 0.9])
 def test_a_target_that_drafts_for_itself_keeps_a_path_to_the_end(
     engines, temperature

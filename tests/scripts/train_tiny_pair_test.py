@@ -36,6 +36,23 @@ def test_files_are_tokens_with_an_end_each(script, tmp_path):
   assert (tokens == 256).tolist() == [False] * 4 + [True, False, True]
 
 
+def test_a_target_without_its_log_is_one_line_before_any_work(
+    script, tmp_path, monkeypatch
+):
+  """A fresh checkout: its target cannot get a README.md."""
+
+  def fail(*args, **kwargs):
+    raise AssertionError('something is made')
+
+  for name in ('_make_target', '_run'):
+    monkeypatch.setattr(script, name, fail)
+  out = _ROOT / 'tests/data/tiny_pair'
+  with pytest.raises(SystemExit, match='remove --out') as stopped:
+    script.make(out, tmp_path / 'workdir')
+  assert '\n' not in stopped.value.code
+  assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_training_learns_what_comes_next(script):
   text = np.tile(np.arange(10, dtype=np.int32), 30)

@@ -135,7 +135,7 @@ def test_evaluated_text_is_left_out_and_reported(run, tmp_path):
         ({'text_use': 'x'}, "text_use is 'x'"),
         ({'target.layers': 'scanned'}, "target.layers is 'scanned'"),
         ({'num_tokens': 5000}, 'was made for'),
-        ({'prompts': ()}, 'nothing to begin with'),
+        ({'prompts': ()}, 'nothing to begin with.*config.collect.answered'),
         ({'max_prompt_tokens': 2}, 'nothing to begin with'),
     ],
 )
@@ -145,6 +145,16 @@ def test_mistakes_are_found_before_anything_is_written(
   with pytest.raises(UserError, match=said):
     run(**fields)
   assert not (tmp_path / 'run').exists()
+
+
+def test_answered_prompts_that_are_too_long_are_counted(run, tmp_path):
+  rows = [{'prompt': 'x' * n, 'answer': 'yes'} for n in (4, 20, 21)]
+  _write(tmp_path / 'answered.jsonl', rows)
+  found = run(
+      prompts=(), answered=(f'{tmp_path}/answered.jsonl',), text_tokens=20
+  )
+  assert found['collect/documents'] == 1
+  assert found['collect/too_long_prompts'] == 2
 
 
 @pytest.fixture

@@ -14,6 +14,10 @@ _GOOD = TrainConfig(store='x')
     [
         ({'store': ''}, "config.train.store is ''; it needs a directory"),
         ({'store': 'a,'}, "config.train.store is 'a,'"),
+        (
+            {'store': 'a,builtin'},
+            "'a,builtin'; 'builtin' is for tests",
+        ),
         ({'init': 'random'}, "config.train.init is 'random'.*fresh, target"),
         ({'remat': 'yes'}, 'config.train.remat'),
         ({'num_steps': 0}, 'config.train.num_steps needs to be >= 1, got 0'),

@@ -60,3 +60,12 @@ def test_scores_are_of_this_target_and_of_all_or_none(tmp_path):
     _open(mine, other)
   with pytest.raises(UserError, match='bare has no hidden states .*mine has'):
     _open(mine, bare)
+
+
+def test_a_directory_is_not_read_twice(tmp_path):
+  path = _write(tmp_path / 'a', Document(np.arange(3), 0, 'text'))
+  (tmp_path / 'link').symlink_to(path)
+  for again in (path, f'{path}/.', tmp_path / 'link'):
+    with pytest.raises(UserError, match='are the same directory') as error:
+      _open(path, again)
+    assert '\n' not in str(error.value)

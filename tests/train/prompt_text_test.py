@@ -56,13 +56,17 @@ def test_an_answer_goes_on_where_its_prompt_ends(tmp_path):
         [path], _encode, lambda text: text.encode(), num_tokens=num_tokens
     )
 
-  chat, code = read(8)
+  (chat, code), num_too_long = read(8)
+  assert num_too_long == 1
   assert chat.tokens == (*_encode('Why?', 'auto'), *b'So')
   assert (chat.kind, chat.domain, chat.prompt_len) == ('plain', 'chat', 6)
   assert (bytes(code.tokens), code.prompt_len) == (b'def f():', 3)
   assert 'Why?' in chat.text and 'So.' in chat.text
   _write(tmp_path / 'a.jsonl', {'question': 'Why?'})
   with pytest.raises(UserError, match="a.jsonl:1 has no field 'answer'"):
+    read(8)
+  _write(tmp_path / 'a.jsonl')
+  with pytest.raises(UserError, match='a.jsonl holds no prompts'):
     read(8)
 
 
