@@ -244,6 +244,22 @@ class DrafterConfig:
           f'{_RETRIEVAL}.length to at least as many.'
       )
 
+  def check_depth(self, depth: int) -> None:
+    """Refuses to look for longer matches than the store is sorted by.
+
+    Args:
+      depth: of the datastore.
+
+    Raises:
+      UserError: If they are longer.
+    """
+    max_ngram = self.retrieval.max_ngram
+    if max_ngram > depth:
+      raise UserError(
+          f'{_RETRIEVAL}.max_ngram is {max_ngram}, but {self.store} is sorted '
+          f'by {depth} tokens; lower it.'
+      )
+
   def _check_shape(self) -> None:
     if self.shape not in SHAPES:
       raise UserError(

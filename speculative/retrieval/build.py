@@ -26,8 +26,6 @@ from speculative.retrieval.parts import Counts
 from speculative.retrieval.parts import Parts
 from speculative.retrieval.parts import Place
 
-# Positions in a shard are below 2^31.
-MAX_SHARD_TOKENS = 2**31 - 1
 # Source of documents that a datastore has already.
 _OLD = -1
 

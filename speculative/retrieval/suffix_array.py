@@ -23,7 +23,9 @@ import numpy as np
 # Tokens looked at, or slots sorted, at once: small enough that temporary arrays
 # count for little beside the text, large enough that numpy's loops do the work.
 _CHUNK = 1 << 18
-_MAX_TOKENS = 2**31 - 1
+# Positions are int32 where they are searched, and a search reads a few tokens
+# beyond the last.
+MOST_TOKENS = 2**31 - 2**10
 
 
 def build(
@@ -104,8 +106,8 @@ def _sorted(
   num_tokens = len(tokens_N)
   if not num_tokens or tokens_N[-1] != separator:
     raise ValueError(f'the text does not end with the separator {separator}.')
-  if num_tokens > _MAX_TOKENS:
-    raise ValueError(f'{num_tokens} tokens are more than {_MAX_TOKENS}.')
+  if num_tokens > MOST_TOKENS:
+    raise ValueError(f'{num_tokens} tokens are more than {MOST_TOKENS}.')
   if depth < 1:
     raise ValueError(f'depth needs to be >= 1, got {depth}.')
   ids_N, num_ids = dense(tokens_N, separator=separator)

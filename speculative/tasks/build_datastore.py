@@ -15,6 +15,7 @@ from speculative.errors import UserError
 from speculative.retrieval import build
 from speculative.retrieval import datastore
 from speculative.retrieval import reduce
+from speculative.retrieval import suffix_array
 from speculative.retrieval.build import Built
 from speculative.retrieval.build import Document
 from speculative.retrieval.build import Plan
@@ -51,7 +52,7 @@ def _check(fields: config_dict.ConfigDict) -> None:
     )
   for name, least, most in (
       ('depth', 1, _MOST_DEPTH),
-      ('shard_tokens', 2, build.MAX_SHARD_TOKENS),
+      ('shard_tokens', 2, suffix_array.MOST_TOKENS),
       ('overlap_tokens', 1, None),
       ('overlap_words', 1, None),
       ('num_processes', 0, None),

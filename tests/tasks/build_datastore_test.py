@@ -9,6 +9,7 @@ import pytest
 from speculative.errors import UserError
 from speculative.retrieval import build as build_lib
 from speculative.retrieval import datastore
+from speculative.retrieval import suffix_array
 from speculative.tasks import build_datastore
 from speculative.tokenizer import byte_level
 from speculative.train import store as store_lib
@@ -216,7 +217,10 @@ def test_reduce_drops_repeats_and_says_how_many(run, tmp_path):
         ({'stores': ('absent',)}, 'absent is no token store'),
         ({'depth': 0}, 'depth needs to be >= 1 and <= 64, got 0'),
         ({'shard_tokens': 1}, 'shard_tokens needs to be >= 2'),
-        ({'shard_tokens': 2**31}, 'shard_tokens needs to be >= 2 and <= '),
+        (
+            {'shard_tokens': suffix_array.MOST_TOKENS + 1},
+            f'shard_tokens needs to be >= 2 and <= {suffix_array.MOST_TOKENS}',
+        ),
         ({'num_processes': -1}, 'num_processes needs to be >= 0'),
         ({'mode': 'append'}, 'there is no datastore'),
         ({'mode': 'inspect'}, 'there is no datastore'),
