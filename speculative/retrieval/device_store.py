@@ -14,6 +14,9 @@ import numpy as np
 
 from speculative.retrieval import suffix_array
 
+# The search weighs the tokens of an end by powers of two, in int32.
+MOST_NGRAM = 30
+
 
 @flax.struct.dataclass
 class DeviceShard:
@@ -77,10 +80,11 @@ class DeviceStore:
     Raises:
       ValueError: If they are not in order, or beyond the depth.
     """
-    if not 1 <= min_ngram <= max_ngram <= self.depth:
+    most = min(self.depth, MOST_NGRAM)
+    if not 1 <= min_ngram <= max_ngram <= most:
       raise ValueError(
-          f'a search needs 1 <= {min_ngram=} <= {max_ngram=} <= {self.depth}, '
-          'the depth of the store.'
+          f'a search needs 1 <= {min_ngram=} <= {max_ngram=} <= {most}, the '
+          f'depth of the store, which counts up to {MOST_NGRAM}.'
       )
 
 
