@@ -66,11 +66,7 @@ def build(
 
 
 def occurrences(
-    tokens_N: np.ndarray,
-    *,
-    separator: int,
-    depth: int,
-    num_threads: int = 0,
+    tokens_N: np.ndarray, *, separator: int, depth: int
 ) -> np.ndarray:
   """Tells which windows of a text occur in it more than once.
 
@@ -78,7 +74,6 @@ def occurrences(
     tokens_N: see `build`.
     separator: see `build`.
     depth: tokens of a window, which may go on behind separators.
-    num_threads: see `build`.
 
   Returns:
     uint8 [N]: 0 at a place whose window occurs nowhere else, 1 at the first
@@ -87,7 +82,7 @@ def occurrences(
   Raises:
     ValueError: As `build`.
   """
-  groups, _ = _sorted(tokens_N, separator, depth, num_threads)
+  groups, _ = _sorted(tokens_N, separator, depth, num_threads=0)
   starts_N = groups.starts_N
   kind_N = np.empty(len(tokens_N), np.uint8)
   edges = _edges(starts_N)
