@@ -207,15 +207,16 @@ def get_config() -> config_dict.ConfigDict:
   config.datastore.row_field = 'text'
   # Training text of task 'collect', which the model wrote itself.
   config.datastore.stores = ()
-  # Files that drafts will be evaluated on, or 'none': documents that overlap
-  # with them in so many tokens or words on end are left out.
+  # Files that drafts will be evaluated on, or 'none': of documents that overlap
+  # with them in so many tokens or words on end, the pieces around are cut out,
+  # or all of it where more than a quarter overlaps.
   config.datastore.held_out = ()
   config.datastore.overlap_tokens = 13
   config.datastore.overlap_words = 8
-  # Longest match.
+  # Longest match, at most 30.
   config.datastore.depth = 16
-  # What is sorted at once, at some 25 bytes of memory a token, and searched by
-  # itself.
+  # What is sorted at once, at up to 30 bytes of memory a token, 45 where ids
+  # have more than 16 bits, and searched by itself.
   config.datastore.shard_tokens = 50_000_000
   # That encode text; 0 is one a core.
   config.datastore.num_processes = 0

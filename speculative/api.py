@@ -73,15 +73,12 @@ def _open_store(
     target: pretrained.Pretrained, drafter: DrafterConfig
 ) -> DeviceStore:
   """Opens the datastore and refuses what cannot draft for the target."""
+  # All of it: on the device, nothing looks at ids and positions again.
   opened = datastore.open_store(
-      drafter.store, tokenizer=target.tokenizer.fingerprint
+      drafter.store, tokenizer=target.tokenizer.fingerprint, verify='all'
   )
-  depth, max_ngram = opened.header.depth, drafter.retrieval.max_ngram
-  if max_ngram > depth:
-    raise UserError(
-        f'config.drafter.retrieval.max_ngram is {max_ngram}, but '
-        f'{drafter.store} is sorted by {depth} tokens; lower it.'
-    )
+  depth = opened.header.depth
+  drafter.check_depth(depth)
   return device_store.of_arrays(
       opened.shards, separator=opened.header.separator, depth=depth
   )

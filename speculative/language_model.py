@@ -187,6 +187,8 @@ class LanguageModel:
           f'the datastore {drafter.store!r} is not loaded; name it when the '
           'model is loaded.'
       )
+    if drafter.uses_store and self._store is not None:
+      drafter.check_depth(self._store.depth)
     model = self._draft_model(drafter) if drafter.uses_model else None
     built = build.build(
         drafter,

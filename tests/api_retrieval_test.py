@@ -84,6 +84,27 @@ def test_a_store_sorted_by_fewer_tokens_than_are_looked_for_is_refused(
     api.open_model(_NAME, drafter=DrafterConfig('retrieval', store=path))
 
 
+def test_another_drafter_may_not_look_for_longer_ends(tmp_path, plain):
+  path = _write(tmp_path / 's', [[1, 2]], plain[0].tokenizer, depth=8)
+  short, long = (
+      DrafterConfig(
+          'retrieval', store=path, retrieval=RetrievalConfig(max_ngram=most)
+      )
+      for most in (8, 9)
+  )
+  model = api.open_model(_NAME, drafter=short)
+  with pytest.raises(UserError, match='max_ngram is 9, but .* sorted by 8'):
+    model.generate('a', drafter=long)
+
+
+def test_a_corrupt_store_is_refused(tmp_path, plain):
+  path = pathlib.Path(_write(tmp_path / 's', [[1, 2]], plain[0].tokenizer))
+  data = path.read_bytes()
+  path.write_bytes(data[:64] + b'\7' + data[65:])
+  with pytest.raises(UserError, match='checksum of low of shard 0'):
+    api.open_model(_NAME, drafter=DrafterConfig('retrieval', store=str(path)))
+
+
 def test_a_store_that_is_not_there_is_named():
   with pytest.raises(UserError, match='no/such/store'):
     api.open_model(

@@ -7,6 +7,8 @@ import operator
 from speculative.decoding import config as decode_config
 from speculative.decoding import verify
 from speculative.errors import UserError
+from speculative.retrieval import device_store
+from speculative.retrieval import trie
 
 # No chain this long has ever been accepted; buffers grow with it.
 MOST_DRAFT_TOKENS = 256
@@ -20,10 +22,9 @@ SOURCES = ('both', 'store', 'context')
 SELECTIONS = ('weight', 'random')
 PLACEMENTS = ('whole', 'split')
 _RETRIEVAL = 'config.drafter.retrieval'
-# The search weighs the tokens of an end by powers of two, in int32; rows are
-# sorted in every round.
+# Rows are sorted in every round.
 _MOST = {
-    'max_ngram': 30,
+    'max_ngram': device_store.MOST_NGRAM,
     'length': 64,
     'num_rows': 4096,
     'context_rows': 1024,
@@ -86,14 +87,7 @@ class RetrievalConfig:
             f'{_RETRIEVAL}.{name} is {getattr(self, name)!r}; it needs to be '
             f'one of {", ".join(known)}.'
         )
-    buckets = self.buckets
-    if not all(decode_config.is_int(n) and n > 0 for n in buckets) or list(
-        buckets
-    ) != sorted(set(buckets)):
-      raise UserError(
-          f'{_RETRIEVAL}.buckets is {buckets!r}; it needs to be numbers above '
-          '0 in ascending order, such as (8, 24), or ().'
-      )
+    self._check_buckets()
     for name, most in _MOST.items():
       if not 1 <= getattr(self, name) <= most:
         raise UserError(
@@ -104,6 +98,36 @@ class RetrievalConfig:
       raise UserError(
           f'{_RETRIEVAL}.min_ngram is {self.min_ngram}; it needs to be in 1 to '
           f'{self.max_ngram}, {_RETRIEVAL}.max_ngram.'
+      )
+    self._check_weight()
+
+  def _check_buckets(self) -> None:
+    buckets = self.buckets
+    if isinstance(buckets, list):
+      # A setting is looked up by its value.
+      buckets = tuple(buckets)
+      object.__setattr__(self, 'buckets', buckets)
+    if (
+        not isinstance(buckets, tuple)
+        or not all(decode_config.is_int(n) and n > 0 for n in buckets)
+        or list(buckets) != sorted(set(buckets))
+    ):
+      raise UserError(
+          f'{_RETRIEVAL}.buckets is {buckets!r}; it needs to be numbers above '
+          '0 in ascending order, such as (8, 24), or ().'
+      )
+
+  def _check_weight(self) -> None:
+    """Refuses weights that could not all be told apart."""
+    of_context = self.context_rows if self.sources != 'store' else 0
+    of_store = self.num_rows if self.uses_store else 0
+    weight = of_context * self.context_weight + of_store
+    most = trie.most_weight(of_context + of_store, self.length)
+    if weight > most:
+      raise UserError(
+          f'{_RETRIEVAL}.context_rows * context_weight + num_rows is {weight}; '
+          f'with so many rows of length {self.length} it needs to be at most '
+          f'{most}, lower one of them.'
       )
 
   @property
@@ -242,6 +266,22 @@ class DrafterConfig:
           f'num_draft_tokens is {self.num_draft_tokens}, but only '
           f'{retrieval.length} tokens are read after a match; set '
           f'{_RETRIEVAL}.length to at least as many.'
+      )
+
+  def check_depth(self, depth: int) -> None:
+    """Refuses to look for longer matches than the store is sorted by.
+
+    Args:
+      depth: of the datastore.
+
+    Raises:
+      UserError: If they are longer.
+    """
+    max_ngram = self.retrieval.max_ngram
+    if max_ngram > depth:
+      raise UserError(
+          f'{_RETRIEVAL}.max_ngram is {max_ngram}, but {self.store} is sorted '
+          f'by {depth} tokens; lower it.'
       )
 
   def _check_shape(self) -> None:

@@ -26,8 +26,6 @@ from speculative.retrieval.parts import Counts
 from speculative.retrieval.parts import Parts
 from speculative.retrieval.parts import Place
 
-# Positions in a shard are below 2^31.
-MAX_SHARD_TOKENS = 2**31 - 1
 # Source of documents that a datastore has already.
 _OLD = -1
 
@@ -58,14 +56,12 @@ class Plan:
     shard_tokens: most of a shard, separators included; at least 2.
     inputs: tells one build from another, JSON; a build that goes on needs what
       it began with.
-    num_threads: that sort at once; 0 is one a core.
   """
 
   path: pathlib.Path
   facts: Facts
   shard_tokens: int
   inputs: Any
-  num_threads: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +161,6 @@ class _Work:
           tokens,
           separator=plan.facts.vocab_size,
           depth=plan.facts.depth,
-          num_threads=plan.num_threads,
       )
       self.last_s = time.perf_counter() - started
     self.sort_s += self.last_s

@@ -75,20 +75,15 @@ class ShardView:
     """N, separators included."""
     return len(self.low)
 
-  def tokens(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+  def tokens(self) -> np.ndarray:
     """Returns ids.
-
-    Args:
-      start: position of the first one.
-      stop: position after the last one; None is the end.
 
     Returns:
       A view, uint16 or uint32; or a new uint32 array where there is `high`.
     """
-    low = self.low[start:stop]
     if self.high is None:
-      return low
-    return low | (self.high[start:stop].astype(np.uint32) << np.uint32(16))
+      return self.low
+    return self.low | (self.high.astype(np.uint32) << np.uint32(16))
 
 
 def make_shard(
@@ -112,6 +107,22 @@ def make_shard(
   suffixes = suffix_array.build(
       tokens_N, separator=separator, depth=depth, num_threads=num_threads
   )
+  return of_suffixes(tokens_N, suffixes, separator=separator)
+
+
+def of_suffixes(
+    tokens_N: np.ndarray, suffixes: np.ndarray, *, separator: int
+) -> ShardView:
+  """Puts a text into the planes of a shard.
+
+  Args:
+    tokens_N: ids in [0, separator].
+    suffixes: uint32, its places in order.
+    separator: the vocabulary's size.
+
+  Returns:
+    The ShardView.
+  """
   width = id_bytes(separator)
   high = None
   if width == 3:
@@ -196,15 +207,16 @@ def open_store(
     raise ValueError(f'verify is {verify!r}, not one of {VERIFY}.')
   path = pathlib.Path(path).expanduser()
   with store_file.explained(path):
+    # One file for all of it: another may take its place in between.
     with open(path, 'rb') as file:
       header = store_file.read_header(file)
+      data = np.memmap(file, np.uint8, mode='r').view(np.ndarray)
     if tokenizer is not None and header.tokenizer != tokenizer:
       raise UserError(
           f'datastore {path} holds ids of the tokenizer '
           f'{header.tokenizer[:12]}..., but the model has {tokenizer[:12]}...; '
           'build one for this model.'
       )
-    data = np.memmap(path, np.uint8, mode='r').view(np.ndarray)
     shards = tuple(
         _view(data, shard, header.id_bytes) for shard in header.shards
     )

@@ -12,8 +12,10 @@ import jax
 from jax import numpy as jnp
 import numpy as np
 
-# Positions are int32, and the search reads a few tokens beyond the last.
-MOST_TOKENS = 2**31 - 2**10
+from speculative.retrieval import suffix_array
+
+# The search weighs the tokens of an end by powers of two, in int32.
+MOST_NGRAM = 30
 
 
 @flax.struct.dataclass
@@ -68,6 +70,23 @@ class DeviceStore:
   separator: int = flax.struct.field(pytree_node=False)
   depth: int = flax.struct.field(pytree_node=False, default=16)
 
+  def check_ngrams(self, min_ngram: int, max_ngram: int) -> None:
+    """Refuses lengths of ends that cannot be looked for.
+
+    Args:
+      min_ngram: shortest.
+      max_ngram: longest.
+
+    Raises:
+      ValueError: If they are not in order, or beyond the depth.
+    """
+    most = min(self.depth, MOST_NGRAM)
+    if not 1 <= min_ngram <= max_ngram <= most:
+      raise ValueError(
+          f'a search needs 1 <= {min_ngram=} <= {max_ngram=} <= {most}, the '
+          f'depth of the store, which counts up to {MOST_NGRAM}.'
+      )
+
 
 class Arrays(Protocol):
   """A shard as a file holds it."""
@@ -90,10 +109,10 @@ def host_shard(
   Raises:
     ValueError: If there are more tokens than int32 counts.
   """
-  if len(low_N) > MOST_TOKENS:
+  if len(low_N) > suffix_array.MOST_TOKENS:
     raise ValueError(
         f'a shard has {len(low_N)} tokens; it needs to have at most '
-        f'{MOST_TOKENS}.'
+        f'{suffix_array.MOST_TOKENS}.'
     )
   suffixes_N = np.asarray(suffixes_N).astype(np.uint32, copy=False)
   return DeviceShard(
@@ -124,27 +143,3 @@ def of_arrays(
       separator=separator,
       depth=depth,
   )
-
-
-def of_tokens(
-    shards: Sequence[tuple[np.ndarray, np.ndarray]],
-    *,
-    separator: int,
-    depth: int = 16,
-) -> DeviceStore:
-  """Returns a store of numpy arrays for whole ids.
-
-  Args:
-    shards: tokens and suffixes of each; those without suffixes are left out.
-    separator: id that ends documents.
-    depth: by which suffixes are sorted.
-  """
-  made = []
-  for tokens_N, suffixes_N in shards:
-    if not len(suffixes_N):
-      continue
-    tokens_N = np.asarray(tokens_N, np.uint32)
-    high_N = None if separator < 2**16 else (tokens_N >> 16).astype(np.uint8)
-    low_N = (tokens_N & 0xFFFF).astype(np.uint16)
-    made.append(host_shard(low_N, high_N, suffixes_N))
-  return DeviceStore(tuple(made), separator=separator, depth=depth)

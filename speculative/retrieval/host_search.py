@@ -16,6 +16,7 @@ from speculative.retrieval.search import Match
 def _windows(shard: DeviceShard, first: np.ndarray, width: int) -> np.ndarray:
   """Returns int64 ids [..., W] of the tokens that begin at some positions."""
   positions = first[..., None].astype(np.int64) + np.arange(width)
+  # Where a file has become corrupt, a position may be anything.
   ids = shard.low_N.take(positions, mode='clip').astype(np.int64)
   if shard.high_N is not None:
     ids |= shard.high_N.take(positions, mode='clip').astype(np.int64) << 16
@@ -60,7 +61,11 @@ def longest_match(
 
   Returns:
     The Match, int64.
+
+  Raises:
+    ValueError: As DeviceStore.check_ngrams.
   """
+  store.check_ngrams(min_ngram, max_ngram)
   B, S = text_BS.shape
   lengths_G = np.arange(min_ngram, max_ngram + 1)
   back_GN = lengths_G[:, None] - np.arange(max_ngram)
@@ -113,7 +118,8 @@ def continuations(
     first = shard.suffixes_N[match.low_BP[b, p] + at_BR[b, r]]
     tokens_BRC[b, r] = _windows(shard, first + match.length_B[b], length)
     before_B1 += count_BP[:, p, None]
-  inside_BRC = np.logical_and.accumulate(tokens_BRC != store.separator, axis=-1)
+  # Ids above the separator are of a corrupt file.
+  inside_BRC = np.logical_and.accumulate(tokens_BRC < store.separator, axis=-1)
   return Continuations(
       tokens_BRC=np.where(inside_BRC, tokens_BRC, 0).astype(np.int32),
       len_BR=inside_BRC.sum(axis=-1, dtype=np.int32),

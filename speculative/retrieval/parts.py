@@ -4,8 +4,13 @@ NAME.partial/plan.json   tells what is being built
              part_00000  a datastore of one shard, or of none where all that
                          counts are documents left out
              .lock       held by the process at work
+
+A finished build renames it to NAME.partial.done before it removes anything, so
+that what is half removed is never gone on with. The plan goes last there: it
+tells a rerun of an append that was killed late that all is done.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import hashlib
 import json
@@ -13,6 +18,8 @@ import os
 import pathlib
 import shutil
 from typing import Any
+
+from absl import logging
 
 from speculative.errors import UserError
 from speculative.retrieval import datastore
@@ -24,8 +31,9 @@ from speculative.retrieval.store_file import Source
 
 _PLAN = 'plan.json'
 _LOCK = '.lock'
-# In `about` of a datastore: the plan that made it.
+# In `about` of a datastore: the plan that made it, and of what it was made.
 _MADE_BY = 'made_by'
+_MADE_OF = 'made_of'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +114,12 @@ class Parts:
     """
     self._path, self._facts, self._before = path, facts, before
     self._directory = path.with_name(f'{path.name}.partial')
-    what = [
-        dataclasses.asdict(facts),
-        inputs,
-        before and before.header.digest,
-    ]
-    self._id = hashlib.sha256(json.dumps(what).encode()).hexdigest()
+    self._done = path.with_name(f'{path.name}.partial.done')
+    what = [dataclasses.asdict(facts), inputs]
+    self._plan = {
+        'id': _digest([*what, before and before.header.digest]),
+        'inputs': _digest(what),
+    }
     self.is_finished = False
 
   def __enter__(self) -> 'Parts':
@@ -135,37 +143,89 @@ class Parts:
     self._file.close()
 
   def _begin(self) -> None:
-    plan = self._directory / _PLAN
-    try:
-      there = json.loads(plan.read_text())['id']
-    except FileNotFoundError:
-      self._write_plan(plan)
+    there = _read_plan(self._directory)
+    if there is None:
+      self._clear()
+      there = _read_plan(self._done)
+      if there is not None and self._is_done(there):
+        self.is_finished = True
+        _remove(self._directory)
+      else:
+        self._write_plan()
+      _remove(self._done)
+    elif there.get('id') == self._plan['id']:
       return
-    except (OSError, ValueError, KeyError, TypeError):
-      there = None
-    if there == self._id:
-      return
-    if self._before and there == self._before.header.about.get(_MADE_BY):
+    elif self._is_done(there):
       # Killed after the datastore was replaced: all there was to do is done.
       self.is_finished = True
-      shutil.rmtree(self._directory)
-      return
-    raise UserError(
-        f'{self._directory} holds an unfinished datastore of other documents '
-        'or settings; run what it was begun with again, or remove it.'
-    )
+      self._retire()
+    elif self._made_before(there):
+      # Left of the build before this one, which has no use for it any more.
+      self._clear()
+      self._write_plan()
+    else:
+      raise UserError(
+          f'{self._directory} holds an unfinished datastore of other documents '
+          'or settings; run what it was begun with again, or remove it.'
+      )
 
-  def _write_plan(self, plan: pathlib.Path) -> None:
+  def _made_before(self, plan: Mapping[str, Any]) -> bool:
+    """Whether a plan is of the build that made the present datastore."""
+    if self._before is None or 'id' not in plan:
+      return False
+    return plan['id'] == self._before.header.about.get(_MADE_BY)
+
+  def _is_done(self, plan: Mapping[str, Any]) -> bool:
+    """Whether a plan is of that build, and this call is its rerun."""
+    is_same = plan.get('inputs') == self._plan['inputs']
+    return self._made_before(plan) and is_same
+
+  def _clear(self) -> None:
+    """Removes the plan and then the parts; parts without a plan are no use."""
+    with store_writer.writing(self._directory):
+      (self._directory / _PLAN).unlink(missing_ok=True)
+      for path in self._directory.glob('part_*'):
+        path.unlink()
+
+  def _write_plan(self) -> None:
+    plan = self._directory / _PLAN
     beside = plan.with_name(f'.{_PLAN}')
     with store_writer.writing(plan):
-      beside.write_text(json.dumps({'id': self._id}))
+      beside.write_text(json.dumps(self._plan))
       os.replace(beside, plan)
 
-  def _stores(self) -> list[Datastore]:
-    found = sorted(self._directory.glob('part_*'))
+  def _retire(self) -> None:
+    """Removes the directory, of which a half is never found under its name."""
+    _remove(self._done)
+    try:
+      os.replace(self._directory, self._done)
+    except OSError as error:
+      logging.warning('%s stays: %s.', self._directory, error)
+      return
+    _remove(self._done)
+
+  def _paths(self) -> list[pathlib.Path]:
+    """Returns the paths of all parts, in order.
+
+    Raises:
+      UserError: If some are missing.
+    """
+    found = {path.name for path in self._directory.glob('part_*')}
+    names = [_part_name(number) for number in range(len(found))]
+    if found != set(names):
+      absent = next(name for name in names if name not in found)
+      raise UserError(
+          f'{self._directory} has no {absent}, but later parts of the '
+          'datastore; remove the directory and run the same again.'
+      )
+    return [self._directory / name for name in names]
+
+  def _stores(self, *, verify: str = 'header') -> list[Datastore]:
     return [
-        datastore.open_store(path, tokenizer=self._facts.tokenizer)
-        for path in found
+        datastore.open_store(
+            path, tokenizer=self._facts.tokenizer, verify=verify
+        )
+        for path in self._paths()
     ]
 
   def place(self) -> Place:
@@ -184,21 +244,23 @@ class Parts:
     Raises:
       UserError: If it cannot be written.
     """
-    number = len(list(self._directory.glob('part_*')))
+    name = _part_name(len(self._paths()))
     facts = dataclasses.replace(
         self._facts,
         sources=counts.added_to(self._facts.sources),
         about={'next': dataclasses.astuple(after)},
     )
-    datastore.write(self._directory / f'part_{number:05d}', facts, shards)
+    datastore.write(self._directory / name, facts, shards)
 
   def finish(self) -> None:
     """Puts all shards into the datastore, and removes the directory.
 
     Raises:
-      UserError: If it cannot be written.
+      UserError: If it cannot be written, or a part is missing or damaged.
     """
-    stores = self._stores()
+    # All of it, since the datastore gets checksums of what is read here.
+    stores = self._stores(verify='all')
+    about = {}
     sources = self._facts.sources
     for store in stores:
       sources = tuple(map(Source.plus, sources, store.facts.sources))
@@ -206,10 +268,46 @@ class Parts:
     if self._before is not None:
       sources = self._before.facts.sources + sources
       shards = [*self._before.shards[:-1], *shards]
+      about = self._before.facts.about
     facts = dataclasses.replace(
         self._facts,
         sources=sources,
-        about={**self._facts.about, _MADE_BY: self._id},
+        about={
+            **about,
+            **self._facts.about,
+            _MADE_BY: self._plan['id'],
+            _MADE_OF: self._plan['inputs'],
+        },
     )
     datastore.write(self._path, facts, shards)
-    shutil.rmtree(self._directory)
+    self._retire()
+
+
+def _part_name(number: int) -> str:
+  return f'part_{number:05d}'
+
+
+def _digest(what: Any) -> str:
+  return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+
+def _read_plan(directory: pathlib.Path) -> Mapping[str, Any] | None:
+  """Returns a plan, {} if it cannot be read, None if there is none."""
+  try:
+    plan = json.loads((directory / _PLAN).read_text())
+  except FileNotFoundError:
+    return None
+  except (OSError, ValueError):
+    return {}
+  return plan if isinstance(plan, dict) else {}
+
+
+def _remove(directory: pathlib.Path) -> None:
+  """Removes a directory, its plan last; what cannot be removed is left."""
+  try:
+    for path in directory.glob('part_*'):
+      path.unlink()
+    if directory.exists():
+      shutil.rmtree(directory)
+  except OSError as error:
+    logging.warning('%s stays: %s.', directory, error)

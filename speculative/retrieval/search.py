@@ -6,6 +6,8 @@ arXiv:2311.08252, looks from the longest on, one after another). Letters: N
 tokens of a shard, P shards, G lengths, R rows of C tokens that followed.
 """
 
+import functools
+
 import flax.struct
 import jax
 from jax import numpy as jnp
@@ -16,6 +18,7 @@ from speculative.retrieval.device_store import DeviceStore
 
 # Above every id; differences of ids do not overflow.
 _NO_TOKEN = 2**30
+_MOST = 2**31 - 1
 
 
 @flax.struct.dataclass
@@ -34,8 +37,8 @@ class Match:
 
   @property
   def count_B(self) -> jax.Array:
-    """Occurrences in all shards."""
-    return jnp.sum(self.high_BP - self.low_BP, axis=1)
+    """Occurrences in all shards; of more than int32 holds, what it holds."""
+    return total(self.high_BP - self.low_BP, axis=1)
 
 
 @flax.struct.dataclass
@@ -51,6 +54,33 @@ class Continuations:
   tokens_BRC: jax.Array
   len_BR: jax.Array
   weight_BR: jax.Array
+
+
+def middle(low: jax.Array, high: jax.Array) -> jax.Array:
+  """Returns what lies halfway, of bounds whose sum int32 may not hold.
+
+  Args:
+    low: int32.
+    high: int32, not below.
+  """
+  return low + ((high - low) >> 1)
+
+
+def total(counts: jax.Array, axis: int) -> jax.Array:
+  """Returns sums that stop at what int32 holds.
+
+  Args:
+    counts: int32, none negative.
+    axis: to sum over; a few entries long.
+  """
+  counts = jnp.moveaxis(counts, axis, 0)
+  return functools.reduce(
+      _add, counts, jnp.zeros(counts.shape[1:], counts.dtype)
+  )
+
+
+def _add(whole: jax.Array, count: jax.Array) -> jax.Array:
+  return whole + jnp.minimum(count, _MOST - whole)
 
 
 def _ends(
@@ -80,7 +110,7 @@ def _bounds(
 
   def halve(_, bounds):
     low_2BG, high_2BG = bounds
-    middle_2BG = (low_2BG + high_2BG) >> 1
+    middle_2BG = middle(low_2BG, high_2BG)
     last = shard.suffixes_N.shape[0] - 1
     start_2BG = shard.suffixes_N.at[jnp.minimum(middle_2BG, last)].get(
         mode='promise_in_bounds'
@@ -121,12 +151,11 @@ def longest_match(
 
   Returns:
     The Match.
+
+  Raises:
+    ValueError: As DeviceStore.check_ngrams.
   """
-  if not 1 <= min_ngram <= max_ngram <= store.depth:
-    raise ValueError(
-        f'a search needs 1 <= {min_ngram=} <= {max_ngram=} <= {store.depth}, '
-        'the depth of the store.'
-    )
+  store.check_ngrams(min_ngram, max_ngram)
   B = text_BS.shape[0]
   if not store.shards:
     none_BP = jnp.zeros((B, 0), jnp.int32)
@@ -218,10 +247,11 @@ def read(
   before_B1 = jnp.zeros_like(match.length_B)[:, None]
   for p, shard in enumerate(store.shards):
     low_B1, high_B1 = match.low_BP[:, p, None], match.high_BP[:, p, None]
-    at_BR = number_BR - before_B1 + low_B1
-    inside_BR = (number_BR >= before_B1) & (at_BR < high_B1)
-    before_B1 += high_B1 - low_B1
-    at_BR = jnp.where(inside_BR, at_BR, 0)
+    count_B1, here_BR = high_B1 - low_B1, number_BR - before_B1
+    # The sum with `low` may overflow outside.
+    inside_BR = (number_BR >= before_B1) & (here_BR < count_B1)
+    before_B1 = _add(before_B1, count_B1)
+    at_BR = jnp.where(inside_BR, here_BR + low_B1, 0)
     first_BR = shard.suffixes_N.at[at_BR].get(mode='promise_in_bounds')
     first_BR += match.length_B[:, None]
     read_BRC = shard.windows_at(first_BR, length)

@@ -157,8 +157,8 @@ def retrieve(
     count_QB = jnp.where(all_Q2B[:, 0] == length_B[None], all_Q2B[:, 1], 0)
     index_Q1 = jnp.arange(count_QB.shape[0], dtype=jnp.int32)[:, None]
     is_before_Q1 = index_Q1 < jax.lax.axis_index(axis)
-    before_B = jnp.where(is_before_Q1, count_QB, 0).sum(axis=0)
-    count_B = count_QB.sum(axis=0)
+    before_B = search.total(jnp.where(is_before_Q1, count_QB, 0), axis=0)
+    count_B = search.total(count_QB, axis=0)
     counts_B1 = (match.length_B == length_B)[:, None]
     match = Match(
         length_B=length_B,

@@ -23,7 +23,9 @@ import numpy as np
 # Tokens looked at, or slots sorted, at once: small enough that temporary arrays
 # count for little beside the text, large enough that numpy's loops do the work.
 _CHUNK = 1 << 18
-_MAX_TOKENS = 2**31 - 1
+# Positions are int32 where they are searched, and a search reads a few tokens
+# beyond the last.
+MOST_TOKENS = 2**31 - 2**10
 
 
 def build(
@@ -64,11 +66,7 @@ def build(
 
 
 def occurrences(
-    tokens_N: np.ndarray,
-    *,
-    separator: int,
-    depth: int,
-    num_threads: int = 0,
+    tokens_N: np.ndarray, *, separator: int, depth: int
 ) -> np.ndarray:
   """Tells which windows of a text occur in it more than once.
 
@@ -76,7 +74,6 @@ def occurrences(
     tokens_N: see `build`.
     separator: see `build`.
     depth: tokens of a window, which may go on behind separators.
-    num_threads: see `build`.
 
   Returns:
     uint8 [N]: 0 at a place whose window occurs nowhere else, 1 at the first
@@ -85,7 +82,7 @@ def occurrences(
   Raises:
     ValueError: As `build`.
   """
-  groups, _ = _sorted(tokens_N, separator, depth, num_threads)
+  groups, _ = _sorted(tokens_N, separator, depth, num_threads=0)
   starts_N = groups.starts_N
   kind_N = np.empty(len(tokens_N), np.uint8)
   edges = _edges(starts_N)
@@ -104,8 +101,8 @@ def _sorted(
   num_tokens = len(tokens_N)
   if not num_tokens or tokens_N[-1] != separator:
     raise ValueError(f'the text does not end with the separator {separator}.')
-  if num_tokens > _MAX_TOKENS:
-    raise ValueError(f'{num_tokens} tokens are more than {_MAX_TOKENS}.')
+  if num_tokens > MOST_TOKENS:
+    raise ValueError(f'{num_tokens} tokens are more than {MOST_TOKENS}.')
   if depth < 1:
     raise ValueError(f'depth needs to be >= 1, got {depth}.')
   ids_N, num_ids = dense(tokens_N, separator=separator)

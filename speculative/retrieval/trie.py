@@ -64,13 +64,22 @@ class _Paths:
 
   @property
   def most_weight(self) -> int:
-    """The largest weight for which weight, depth and row fit into int32."""
-    _, R, C = self.weight_BRC.shape
-    return (2**31 - 1) // (R * C) - 1
+    """See `most_weight`."""
+    return most_weight(*self.weight_BRC.shape[1:])
 
   def flat(self) -> '_Paths':
     """Returns the same with [B, R C] for every array."""
     return jax.tree.map(lambda x: x.reshape(x.shape[0], -1), self)
+
+
+def most_weight(num_rows: int, length: int) -> int:
+  """Returns the largest weight that fits into int32 with its depth and row.
+
+  Args:
+    num_rows: R, of all sources.
+    length: C.
+  """
+  return (2**31 - 1) // (num_rows * length) - 1
 
 
 def _find_paths(rows: Continuations) -> _Paths:

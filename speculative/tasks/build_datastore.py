@@ -14,7 +14,10 @@ from speculative.checkpoints import pretrained
 from speculative.errors import UserError
 from speculative.retrieval import build
 from speculative.retrieval import datastore
+from speculative.retrieval import device_store
 from speculative.retrieval import reduce
+from speculative.retrieval import store_file
+from speculative.retrieval import suffix_array
 from speculative.retrieval.build import Built
 from speculative.retrieval.build import Document
 from speculative.retrieval.build import Plan
@@ -34,7 +37,6 @@ from speculative.tokenizer import base
 MODES = ('build', 'append', 'inspect', 'reduce')
 NO_HELD_OUT = 'none'
 _NAME = 'datastore.store'
-_MOST_DEPTH = 64
 
 
 def _listed(value: Any) -> tuple:
@@ -50,8 +52,9 @@ def _check(fields: config_dict.ConfigDict) -> None:
         f'{", ".join(MODES)}.'
     )
   for name, least, most in (
-      ('depth', 1, _MOST_DEPTH),
-      ('shard_tokens', 2, build.MAX_SHARD_TOKENS),
+      # No search is for more.
+      ('depth', 1, device_store.MOST_NGRAM),
+      ('shard_tokens', 2, suffix_array.MOST_TOKENS),
       ('overlap_tokens', 1, None),
       ('overlap_words', 1, None),
       ('num_processes', 0, None),
@@ -61,6 +64,30 @@ def _check(fields: config_dict.ConfigDict) -> None:
       raise UserError(
           f'config.datastore.{name} needs to be {bounds}, got {fields[name]}.'
       )
+
+
+def _check_place(store: pathlib.Path) -> None:
+  """Refuses to write over what is no datastore."""
+  if store.is_dir():
+    raise UserError(
+        f'config.datastore.store is {store}, which is a directory; name a file '
+        'in it.'
+    )
+  try:
+    with open(store, 'rb') as file:
+      start = file.read(len(store_file.MAGIC))
+  except FileNotFoundError:
+    return
+  except OSError as error:
+    raise UserError(
+        f'{store} cannot be read ({error.strerror or error}); name another '
+        'file with config.datastore.store.'
+    ) from error
+  if start != store_file.MAGIC:
+    raise UserError(
+        f'{store} is no datastore: it begins otherwise; name another file with '
+        'config.datastore.store, or remove it.'
+    )
 
 
 def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
@@ -86,6 +113,7 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   fields = config.datastore
   _check(fields)
   store = pathlib.Path(fields.store or path / _NAME).expanduser()
+  _check_place(store)
   task = {'inspect': _inspect, 'reduce': _reduce}.get(fields.mode, _build)
   made = task(config, path, store)
   found = (
@@ -240,6 +268,7 @@ def _build(
       row_field=fields.row_field,
       stores=_listed(fields.stores),
       tokenizer=tokenizer.fingerprint,
+      output=store,
   )
   settings = _settings(config, inputs)
   # Read once here, so that a mistake is found before anything is written.
@@ -250,6 +279,14 @@ def _build(
         store, tokenizer=tokenizer.fingerprint, verify='all'
     )
     depth = before.header.depth
+    if depth != fields.depth:
+      logging.warning(
+          'config.datastore.depth is %d, but %s is sorted by %d tokens, and so '
+          'is what is appended.',
+          fields.depth,
+          store,
+          depth,
+      )
   plan = Plan(
       store,
       Facts(
@@ -273,6 +310,7 @@ def _build(
   )
   workdir.metric({'datastore/tokens': built.store.num_tokens})
   values = _rates(built, feed.num_tokens)
+  values['datastore/binary_files'] = feed.num_binary
   return _Made(built.store, values, workdir, tuple(feed.left_out))
 
 
@@ -281,6 +319,7 @@ class _Feed:
 
   Attributes:
     num_tokens: encoded in this run.
+    num_binary: files of this run that are no text.
     left_out: because they overlap with evaluated text.
   """
 
@@ -295,7 +334,7 @@ class _Feed:
     self._num_processes, self._workdir = num_processes, workdir
     self._progress = Progress('datastore', inputs.size)
     self._size = 0
-    self.num_tokens = 0
+    self.num_tokens = self.num_binary = 0
     self.left_out: list[LeftOut] = []
 
   def documents(self, first: int) -> Iterator[Document]:
@@ -303,13 +342,14 @@ class _Feed:
     if first:
       logging.info('Going on with document %d.', first)
     for encoded in datastore_encode.encode_all(
-        self._inputs.items(first),
+        self._inputs.items(first, on_skipped=self._progress.skip),
         self._settings,
         num_processes=self._num_processes,
     ):
       item = encoded.item
       self._size += item.size
       self.num_tokens += encoded.num_tokens
+      self.num_binary += encoded.is_binary
       self._progress.look(encoded.num_tokens, item.size)
       num_left_out = encoded.num_left_out
       if encoded.found:

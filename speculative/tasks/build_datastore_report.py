@@ -28,6 +28,11 @@ _LINES = (
     ('datastore/tokens_before', 'Before it was reduced: {} tokens'),
     ('datastore/dropped_repeat_tokens', 'Dropped as repeats: {} tokens'),
     ('datastore/dropped_rare_tokens', 'Dropped as rare: {} tokens'),
+    (
+        'datastore/binary_files',
+        'Files that this run left out because they hold NUL bytes, which text '
+        'does not: {}',
+    ),
     ('datastore/is_of_target', 'Its ids are those of the target: {}'),
 )
 

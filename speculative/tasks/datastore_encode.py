@@ -71,12 +71,14 @@ class Encoded:
     parts: ids of what is left of it, one array where nothing is cut out.
     num_tokens: of all of it.
     found: what it shares with evaluated text, None for nothing.
+    is_binary: whether its file holds NUL bytes, and none of it was taken.
   """
 
   item: Item
   parts: tuple[np.ndarray, ...]
   num_tokens: int
   found: Found | None
+  is_binary: bool = False
 
   @property
   def num_left_out(self) -> int:
@@ -124,6 +126,8 @@ class Encoder:
     text, tokens = item.text, item.tokens
     if item.path:
       text = _read(item.path)
+      if '\0' in text:
+        return Encoded(item, (), 0, None, is_binary=True)
     if tokens is not None:
       text = self.tokenizer.decode(tokens.tolist()) if self.overlap else ''
     else:

@@ -1,5 +1,6 @@
 """What a datastore is made of: files, rows of JSONL files, collected text."""
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
@@ -16,6 +17,7 @@ import numpy as np
 
 from speculative.errors import UserError
 from speculative.retrieval.store_file import Source
+from speculative.train import overlap
 from speculative.train import prompt_text
 from speculative.train import store as store_lib
 
@@ -75,6 +77,7 @@ class Inputs:
       row_field: str,
       stores: Sequence[str],
       tokenizer: str,
+      output: pathlib.Path,
   ) -> None:
     """Looks for everything; reads an index and a row at most.
 
@@ -85,16 +88,21 @@ class Inputs:
       row_field: whose texts are the document; '' for all of a row.
       stores: token stores of task `collect`.
       tokenizer: fingerprint those need to have.
+      output: path of the datastore, which is no input to itself.
 
     Raises:
       UserError: If nothing is named, or something is absent or unfit.
     """
     self._field, self._tokenizer = row_field, tokenizer
-    self._inputs = [
+    found = [
         *[_Input(name, 'text', _text_files(name)) for name in texts],
         *[_Input(name, 'rows', _files(name, 'rows')) for name in rows],
-        *[_Input(name, 'store', (name,)) for name in stores],
+        *[
+            _Input(name, 'store', (os.path.expanduser(name),))
+            for name in stores
+        ],
     ]
+    self._inputs = _once(found, output)
     if not self._inputs:
       raise UserError(
           'config.datastore.texts, .rows and .stores are empty; name what the '
@@ -106,7 +114,8 @@ class Inputs:
         for path in found.paths:
           next(_rows(path, row_field, 0), None)
       elif found.kind == 'store':
-        store_lib.open_store(found.name, tokenizer=tokenizer)
+        for path in found.paths:
+          store_lib.open_store(path, tokenizer=tokenizer)
     self.size = sum(map(_size, self.paths))
 
   @property
@@ -124,12 +133,18 @@ class Inputs:
         ],
     ]
 
-  def items(self, first: int) -> Iterator[Item]:
+  def items(
+      self,
+      first: int,
+      *,
+      on_skipped: Callable[[int], None] = lambda size: None,
+  ) -> Iterator[Item]:
     """Yields documents.
 
     Args:
       first: number of the first one; those before it are not read where that
         can be told.
+      on_skipped: called with the size of each of those.
 
     Raises:
       UserError: If one cannot be read.
@@ -140,12 +155,16 @@ class Inputs:
         if found.kind == 'text':
           if number >= first:
             yield Item(path, source, _size(path), path=path)
+          else:
+            on_skipped(_size(path))
           number += 1
         else:
           each = self._rows if found.kind == 'rows' else self._documents
           for item in each(path, source):
             if number >= first:
               yield item
+            else:
+              on_skipped(item.size)
             number += 1
 
   def _rows(self, path: str, source: int) -> Iterator[Item]:
@@ -161,6 +180,24 @@ class Inputs:
           size,
           tokens=store.document(number).tokens,
       )
+
+
+def _once(inputs: list[_Input], output: pathlib.Path) -> list[_Input]:
+  """Returns inputs that name no file twice, nor what a build writes."""
+  written = os.path.realpath(output)
+  # Of its parts, and of those of a finished build.
+  below = tuple(f'{written}.partial{end}{os.sep}' for end in ('', '.done'))
+  seen, found = set(), []
+  for each in inputs:
+    paths = []
+    for path in each.paths:
+      real = os.path.realpath(path)
+      is_own = real == written or real.startswith(below)
+      if not is_own and (each.kind, real) not in seen:
+        seen.add((each.kind, real))
+        paths.append(path)
+    found.append(dataclasses.replace(each, paths=tuple(paths)))
+  return found
 
 
 def _text_files(name: str) -> tuple[str, ...]:
@@ -235,15 +272,4 @@ def _row(line: bytes, field: str, where: str) -> str:
           'config.datastore.row_field.'
       )
     row = row[field]
-  return '\n'.join(_texts(row))
-
-
-def _texts(value: object) -> Iterator[str]:
-  if isinstance(value, str):
-    yield value
-  elif isinstance(value, dict):
-    for inner in value.values():
-      yield from _texts(inner)
-  elif isinstance(value, list):
-    for inner in value:
-      yield from _texts(inner)
+  return '\n'.join(overlap.texts_in(row))

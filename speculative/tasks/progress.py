@@ -23,6 +23,14 @@ class Progress:
     self._started = self._said = time.monotonic()
     self._done = self._tokens = self._recent = self._recent_done = 0
 
+  def skip(self, num_done: int) -> None:
+    """Takes out of the total what an earlier run did.
+
+    Args:
+      num_done: of the total.
+    """
+    self._total -= num_done
+
   def look(self, num_tokens: int, num_done: int = 0) -> None:
     """Counts tokens of a step that is not finished.
 

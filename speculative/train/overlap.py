@@ -59,16 +59,20 @@ class Found:
     return self.num_tokens + self.num_words
 
 
-def _texts(value: object) -> Iterator[str]:
-  """Yields every text inside a JSON value."""
+def texts_in(value: object) -> Iterator[str]:
+  """Yields every text inside a JSON value.
+
+  Args:
+    value: as read.
+  """
   if isinstance(value, str):
     yield value
   elif isinstance(value, dict):
     for inner in value.values():
-      yield from _texts(inner)
+      yield from texts_in(inner)
   elif isinstance(value, list):
     for inner in value:
-      yield from _texts(inner)
+      yield from texts_in(inner)
 
 
 def read(sources: Sequence[str]) -> list[Held]:
@@ -86,7 +90,7 @@ def read(sources: Sequence[str]) -> list[Held]:
   held = []
   for source in sources:
     rows = [
-        Held(where, tuple(_texts(row)))
+        Held(where, tuple(texts_in(row)))
         for where, row in prompts.read_rows(source)
     ]
     if not any(row.texts for row in rows):

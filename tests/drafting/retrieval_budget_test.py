@@ -18,8 +18,8 @@ from speculative.drafting.lookup import Lookup
 from speculative.drafting.retrieval import Retrieval
 from speculative.models.transformer import Transformer
 from speculative.planning import abstract
-from speculative.retrieval import device_store
 from speculative.retrieval import sharded
+from speculative.testing import stores
 from speculative.testing import tiny
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ _ROWS, _LENGTH = 32, 6
 def _store(placement, mesh, how):
   tokens = np.arange(65)
   shards = [(tokens, np.argsort(tokens[:-1]))] * 4
-  store = device_store.of_tokens(shards, separator=64)
+  store = stores.of_tokens(shards, separator=64)
   if how == 'split':
     return sharded.place(store, mesh, sharding.MODEL)
   return placement.put(store)

@@ -15,11 +15,11 @@ from speculative.drafting.config import RetrievalConfig
 from speculative.drafting.retrieval import Retrieval
 from speculative.models import params as params_lib
 from speculative.models.transformer import Transformer
-from speculative.retrieval import device_store
 from speculative.retrieval import oracle
 from speculative.retrieval import sharded
 from speculative.retrieval.oracle import Shard
 from speculative.sharding import Placement
+from speculative.testing import stores
 from speculative.testing import tiny
 
 _V = 13
@@ -49,7 +49,7 @@ def _shard(documents) -> Shard:
 
 def _on_device(shards):
   arrays = [(np.array(s.tokens), np.array(s.suffixes)) for s in shards]
-  return jax.device_put(device_store.of_tokens(arrays, separator=_V))
+  return jax.device_put(stores.of_tokens(arrays, separator=_V))
 
 
 @functools.partial(jax.jit, static_argnames='drafter')

@@ -6,6 +6,7 @@ from speculative.retrieval import device_store
 from speculative.retrieval import host_search
 from speculative.retrieval import oracle
 from speculative.retrieval import search
+from speculative.testing import stores
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_the_host_finds_what_the_device_finds(ids, num_tokens, ngrams):
     tokens[rng.random(num) < 0.05] = separator
     tokens[-1] = separator
     arrays.append((tokens, oracle.sort_suffixes(tokens, separator=separator)))
-  store = device_store.of_tokens(arrays, separator=separator)
+  store = stores.of_tokens(arrays, separator=separator)
   text_BS = rng.choice(ids, size=(300, 16)).astype(np.int32)
   seq_len_B = rng.integers(1, 17, size=300).astype(np.int32)
 
@@ -48,6 +49,17 @@ def test_the_host_finds_what_the_device_finds(ids, num_tokens, ngrams):
   assert {x.dtype for x in jax.tree.leaves(found)} == {np.dtype(np.int32)}
   if num_tokens:
     assert len(set(match.length_B)) > 1
+
+
+def test_a_corrupt_file_drafts_no_ids_that_are_no_tokens():
+  tokens = np.array([1, 2, 3, 1, 2, 60_000, 9], np.uint16)
+  suffixes = np.array([0, 3, 1, 4, 2, 2**31 + 5], np.uint32)
+  shard = device_store.host_shard(tokens, None, suffixes)
+  store = device_store.DeviceStore((shard,), separator=9)
+  match = search.Match(np.array([2]), np.array([[0]]), np.array([[6]]))
+  found = host_search.continuations(store, match, num_rows=6, length=2)
+  assert found.tokens_BRC[0, :2].tolist() == [[3, 1], [0, 0]]
+  assert found.tokens_BRC.max() < 9
 
 
 def test_a_store_on_disk_is_read_in_place(tmp_path):

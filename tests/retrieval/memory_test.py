@@ -1,15 +1,10 @@
-import pathlib
-
 import numpy as np
 import pytest
 
 from speculative.retrieval import memory
 
 
-@pytest.mark.skipif(
-    not pathlib.Path('/proc/self/clear_refs').exists(),
-    reason='this machine does not tell: the peak was not checked',
-)
+@pytest.mark.usefixtures('needs_peak')
 def test_the_peak_is_what_was_used_at_once_not_what_is_left():
   big = np.ones(40_000_000, np.uint8)
   del big

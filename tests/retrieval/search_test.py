@@ -10,6 +10,7 @@ from speculative.retrieval import host_search
 from speculative.retrieval import oracle
 from speculative.retrieval import search
 from speculative.retrieval.oracle import Shard
+from speculative.testing import stores
 
 _MAX_NGRAM = 6
 _NUM_ROWS = 5
@@ -41,7 +42,7 @@ def _shards(rng, ids: np.ndarray, num_tokens: list[int]) -> list[Shard]:
 
 
 def _on_device(shards: list[Shard], separator: int):
-  return device_store.of_tokens(
+  return stores.of_tokens(
       [(np.array(s.tokens), np.array(s.suffixes)) for s in shards],
       separator=separator,
   )
@@ -99,6 +100,7 @@ def _check(shards, separator, text_BS, seq_len_B, match, found, min_ngram=1):
         ([0, 1, 2, 3, 4], [45, 65]),
         ([0, 65_534], [60]),
         ([0, 65_535, 65_536, 131_072, 16_000_000], [70, 1, 25]),
+        ([0, 65_536, 2**24, 2**24 + 5], [70, 25]),
         ([7], [40]),
         ([0, 1], []),
         ([0, 1], [1]),
@@ -108,6 +110,7 @@ def _check(shards, separator, text_BS, seq_len_B, match, found, min_ngram=1):
         'two shards',
         '16 bits',
         '24 bits, a shard of one separator',
+        '32 bits',
         'one token',
         'no shard',
         'no suffix',
@@ -150,7 +153,7 @@ def test_what_lies_behind_a_text_changes_nothing():
 def test_what_is_no_token_matches_nothing(module):
   tokens = np.array([1, 2, 4, 1, 3, 4])
   suffixes = oracle.sort_suffixes(tokens, separator=4)
-  store = device_store.of_tokens([(tokens, suffixes)], separator=4)
+  store = stores.of_tokens([(tokens, suffixes)], separator=4)
   if module is search:
     store = jax.device_put(store)
   text_BS = np.array([[2, 4, 1], [1, 2, 4], [1, 2, 9], [0, 1, 2]], np.int32)
@@ -160,10 +163,34 @@ def test_what_is_no_token_matches_nothing(module):
   assert match.length_B.tolist() == [1, 0, 0, 2]
 
 
-def test_a_search_deeper_than_the_suffixes_are_sorted_is_refused():
-  store = device_store.of_tokens([], separator=3, depth=4)
+@pytest.mark.parametrize('module', [search, host_search])
+@pytest.mark.parametrize('ngrams', [(1, 5), (3, 2), (0, 2), (1, 31)])
+def test_a_search_for_other_lengths_than_a_store_is_sorted_by_is_refused(
+    module, ngrams
+):
+  depth = 64 if ngrams[1] > 30 else 4
+  store = stores.of_tokens([], separator=3, depth=depth)
   with pytest.raises(ValueError, match='the depth of the store'):
-    _search(store, np.zeros((1, 8), np.int32), np.ones(1, np.int32))
+    module.longest_match(
+        store,
+        np.zeros((1, 8), np.int32),
+        np.ones(1, np.int32),
+        min_ngram=ngrams[0],
+        max_ngram=ngrams[1],
+    )
+
+
+def test_the_middle_of_large_bounds_does_not_overflow():
+  low = jnp.array([0, 2**30, 2**31 - 3, 2**31 - 2], jnp.int32)
+  got = search.middle(low, jnp.full(4, 2**31 - 2, jnp.int32))
+  expected = [2**30 - 1, 2**30 + 2**29 - 1, 2**31 - 3, 2**31 - 2]
+  assert got.tolist() == expected
+
+
+def test_more_occurrences_than_int32_holds_stop_there():
+  high_BP = jnp.array([[2**30] * 3, [2**30, 5, 7]], jnp.int32)
+  match = search.Match(jnp.ones(2, jnp.int32), jnp.zeros_like(high_BP), high_BP)
+  assert match.count_B.tolist() == [2**31 - 1, 2**30 + 12]
 
 
 @pytest.mark.parametrize('count', [0, 1, 63, 64, 65, 1000, 2**31 - 1])
@@ -176,7 +203,7 @@ def test_rows_are_spread_evenly_over_any_count(count):
 def test_ids_keep_their_bits_on_the_device():
   tokens = np.array([0, 65_535, 65_536, 200_000, 16_000_000, 16_000_001])
   suffixes = oracle.sort_suffixes(tokens, separator=16_000_001)
-  store = device_store.of_tokens([(tokens, suffixes)], separator=16_000_001)
+  store = stores.of_tokens([(tokens, suffixes)], separator=16_000_001)
   (shard,) = jax.device_put(store).shards
   got = shard.windows_at(jnp.array([0, 2, 2**30]), 5)
   end = [16_000_001]

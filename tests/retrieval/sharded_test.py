@@ -6,10 +6,10 @@ import pytest
 
 from speculative import hlo
 from speculative import sharding
-from speculative.retrieval import device_store
 from speculative.retrieval import oracle
 from speculative.retrieval import search
 from speculative.retrieval import sharded
+from speculative.testing import stores
 
 _SETTINGS = dict(max_ngram=4, min_ngram=1)
 _ROWS = dict(num_rows=6, length=4)
@@ -23,7 +23,7 @@ def _store(rng, ids, num_tokens):
     tokens[rng.random(num) < 0.1] = separator
     tokens[-1] = separator
     arrays.append((tokens, oracle.sort_suffixes(tokens, separator=separator)))
-  return device_store.of_tokens(arrays, separator=separator)
+  return stores.of_tokens(arrays, separator=separator)
 
 
 @jax.jit

@@ -9,6 +9,7 @@ import pytest
 from speculative.errors import UserError
 from speculative.retrieval import build as build_lib
 from speculative.retrieval import datastore
+from speculative.retrieval import suffix_array
 from speculative.tasks import build_datastore
 from speculative.tokenizer import byte_level
 from speculative.train import store as store_lib
@@ -66,6 +67,17 @@ def test_files_are_documents_in_their_order(run, tmp_path):
   metrics = (tmp_path / 'run/metrics.jsonl').read_text().splitlines()
   assert 'datastore/tokens_per_s' in json.loads(metrics[0])
   assert '3 documents' in (tmp_path / 'run/datastore.md').read_text()
+
+
+def test_binary_files_are_left_out_and_counted(run, tmp_path):
+  (tmp_path / 'b.py').write_bytes(b'x = 1\0')
+  found = run()
+  assert found['datastore/binary_files'] == 1
+  assert _texts(tmp_path / 'run/datastore.store') == [_file('a'), _file('c')]
+  assert (
+      'hold NUL bytes, which text does not: 1.'
+      in (tmp_path / 'run/datastore.md').read_text()
+  )
 
 
 def test_rows_and_collected_text_are_documents_too(run, tmp_path):
@@ -193,15 +205,14 @@ def test_reduce_drops_repeats_and_says_how_many(run, tmp_path):
   store = f'{tmp_path}/run/datastore.store'
   found = run('less', mode='reduce', from_store=store)
   dropped = found['datastore/dropped_repeat_tokens']
-  assert dropped > 100
+  assert dropped == 135 - 8
   assert found['datastore/dropped_rare_tokens'] == 0
   before = found['datastore/tokens_before']
-  # A separator or two stand for each repeat.
-  assert before - dropped <= found['datastore/tokens'] <= before - dropped + 8
-  texts = _texts(tmp_path / 'less/datastore.store')
-  assert texts[0] == _file('a')[: len(texts[0])]
-  assert text in texts
-  assert _PLANTED in texts
+  # A separator stands for the repeat.
+  assert found['datastore/tokens'] == before - dropped + 1
+  # The repeat begins with the newline and the separator before both copies.
+  texts = [*map(_file, 'abc'), text, text[:8], text[135:], _PLANTED]
+  assert _texts(tmp_path / 'less/datastore.store') == texts
 
 
 @pytest.mark.parametrize(
@@ -214,9 +225,16 @@ def test_reduce_drops_repeats_and_says_how_many(run, tmp_path):
         ({'texts': ('absent/*',)}, "datastore.texts names 'absent/"),
         ({'rows': ('absent.jsonl',)}, "datastore.rows names 'absent.jsonl'"),
         ({'stores': ('absent',)}, 'absent is no token store'),
-        ({'depth': 0}, 'depth needs to be >= 1 and <= 64, got 0'),
+        ({'depth': 31}, 'depth needs to be >= 1 and <= 30, got 31'),
+        ({'depth': 0}, 'depth needs to be >= 1 and <= 30, got 0'),
+        ({'store': '.'}, 'store is ., which is a directory'),
+        ({'store': 'a.py'}, 'a.py is no datastore: it begins otherwise'),
+        ({'store': 'a.py/b'}, 'a.py/b cannot be read'),
         ({'shard_tokens': 1}, 'shard_tokens needs to be >= 2'),
-        ({'shard_tokens': 2**31}, 'shard_tokens needs to be >= 2 and <= '),
+        (
+            {'shard_tokens': suffix_array.MOST_TOKENS + 1},
+            f'shard_tokens needs to be >= 2 and <= {suffix_array.MOST_TOKENS}',
+        ),
         ({'num_processes': -1}, 'num_processes needs to be >= 0'),
         ({'mode': 'append'}, 'there is no datastore'),
         ({'mode': 'inspect'}, 'there is no datastore'),

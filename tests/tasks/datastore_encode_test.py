@@ -31,12 +31,20 @@ def _encode(items, settings, num_processes=1):
   )
 
 
-def test_text_is_encoded_as_it_stands(settings, tmp_path):
+def test_special_tokens_are_text_and_line_ends_are_newlines(settings, tmp_path):
   path = tmp_path / 'a.txt'
   path.write_bytes(b'no </s> token\r\n\xff')
   (found,) = _encode([Item('a', 3, 9, path=str(path))], settings)
   assert bytes(found.parts[0].tolist()).decode() == 'no </s> token\n\ufffd'
   assert (found.item.source, found.found) == (3, None)
+
+
+def test_a_file_with_nul_bytes_is_no_text(settings, tmp_path):
+  path = tmp_path / 'a.bin'
+  path.write_bytes(b'text\0more text')
+  (found,) = _encode([Item('a', 3, 9, path=str(path))], settings)
+  assert found.is_binary
+  assert (found.parts, found.num_tokens, found.num_left_out) == ((), 0, 0)
 
 
 def test_a_long_text_is_cut_at_line_ends_and_nothing_is_lost(

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import pathlib
 import sysconfig
 
 import numpy as np
@@ -11,13 +12,14 @@ from speculative.tasks.datastore_inputs import Inputs
 from speculative.train import store as store_lib
 
 
-def _inputs(*, texts=(), rows=(), row_field='text', stores=()):
+def _inputs(*, texts=(), rows=(), row_field='text', stores=(), output='output'):
   return Inputs(
       texts=texts,
       rows=rows,
       row_field=row_field,
       stores=stores,
       tokenizer='aaaa',
+      output=pathlib.Path(output),
   )
 
 
@@ -64,6 +66,40 @@ def test_sizes_add_up_for_progress(mixed):
   every = list(mixed.items(0))
   assert all(item.size >= 0 for item in every)
   assert sum(item.size for item in every) == pytest.approx(mixed.size, rel=0.1)
+
+
+@pytest.mark.parametrize('first', [0, 1, 4, 7])
+def test_what_is_skipped_and_what_is_left_are_all(mixed, first):
+  skipped = []
+  left = list(mixed.items(first, on_skipped=skipped.append))
+  every = [item.size for item in mixed.items(0)]
+  assert skipped == every[:first]
+  assert [item.size for item in left] == every[first:]
+
+
+def test_a_file_is_taken_once_and_the_output_not_at_all(tmp_path):
+  for name in ('a', 'b', 'x.store', 'x.store.txt'):
+    (tmp_path / name).write_text('text')
+  (tmp_path / 'again').symlink_to(tmp_path / 'a')
+  for name in ('x.store.partial', 'x.store.partial.done'):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'part_00000').write_text('text')
+  found = _inputs(
+      texts=(f'{tmp_path}/**', f'{tmp_path}/[ab]*'), output=tmp_path / 'x.store'
+  )
+  names = [os.path.relpath(path, tmp_path) for path in found.paths]
+  assert names == ['a', 'b', 'x.store.txt']
+  assert len(found.sources) == 2
+
+
+def test_a_store_may_lie_in_the_home_directory(tmp_path, monkeypatch):
+  writer = store_lib.Writer(tmp_path / 'store', tokenizer='aaaa')
+  writer.add([store_lib.Document(np.array([4]))])
+  writer.close()
+  monkeypatch.setenv('HOME', str(tmp_path))
+  found = _inputs(stores=('~/store',))
+  assert [item.tokens.tolist() for item in found.items(0)] == [[4]]
+  assert found.sources[0].name == '~/store'
 
 
 def test_what_changed_is_something_else(mixed, tmp_path):
