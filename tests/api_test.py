@@ -256,7 +256,7 @@ def test_a_wrong_setting_says_what_is_needed(model, fields, message):
     [
         ({'dtype': 'float16'}, "'float16'.*one of auto, float32, bfloat16"),
         ({'layers': 'stacked'}, "'stacked'.*one of unrolled, scanned"),
-        ({'drafter': 'magic'}, "'magic'.*one of none, lookup, lm"),
+        ({'drafter': 'magic'}, "'magic'.*one of none, lookup, retrieval"),
         ({'drafter': 5}, 'drafter is 5; it needs to be a kind'),
         ({'drafter': 'lm'}, 'needs a draft model'),
         (

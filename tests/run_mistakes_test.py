@@ -241,7 +241,7 @@ _FROM_DATA = {'generate.prompt': 'from data'}
         ({'target.model': 's3://b/m'}, ['s3:// is not supported', 'hf://']),
         ({'target.model': 'random://big'}, ["'random://big'", 'tiny']),
         ({'target.dtype': 'int4'}, ["'int4'", 'bfloat16']),
-        ({'drafter.kind': 'magic'}, ["'magic'", 'none, lookup, lm']),
+        ({'drafter.kind': 'magic'}, ["'magic'", 'none, lookup, retrieval, lm']),
         ({'drafter.kind': 'lm'}, ['needs a draft model', 'drafter.model']),
         (_LM | {'drafter.model': 'no/draft'}, ["'no/draft' does not exist"]),
         ({'drafter.model': 'random://tiny'}, ["kind 'lookup' uses none"]),
