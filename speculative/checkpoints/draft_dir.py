@@ -288,14 +288,21 @@ def save(
       },
   )
   if jax.process_index() == 0:
-    # Names the directory before it was renamed; nobody reads it.
-    for note in beside.rglob('commit_success.txt'):
-      note.unlink()
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-      os.replace(path, old)
-    os.replace(beside, path)
-    shutil.rmtree(old, ignore_errors=True)
+    _put_in_place(beside, path, old)
+
+
+def _put_in_place(
+    beside: pathlib.Path, path: pathlib.Path, old: pathlib.Path
+) -> None:
+  """Renames a complete directory; what was there is `old` in between."""
+  # Names the directory before it was renamed; nobody reads it.
+  for note in beside.rglob('commit_success.txt'):
+    note.unlink()
+  shutil.rmtree(old, ignore_errors=True)
+  if path.exists():
+    os.replace(path, old)
+  os.replace(beside, path)
+  shutil.rmtree(old, ignore_errors=True)
 
 
 def _ids_shape(head_ids: Any) -> dict[str, tuple[int, ...]]:
