@@ -145,6 +145,33 @@ def _row(x_BTV: jax.Array, row_B: jax.Array) -> jax.Array:
   return jnp.take_along_axis(x_BTV, row_B[:, None, None], axis=1)[:, 0]
 
 
+def _trial_numbers(
+    sampling: Sampling, positions_BT: jax.Array, parent_row_BM: jax.Array
+) -> jax.Array:
+  """Returns [B, M] a uniform number for the trial of every node."""
+  keys_BM = sampling_lib.trial_keys(
+      sampling.seed_B,
+      positions_BT[:, 0],
+      jnp.take_along_axis(positions_BT, parent_row_BM, axis=1),
+      sampling_lib.ACCEPT,
+  )
+  # Siblings decide one position: a number of its own for each.
+  return sampling_lib.uniform(sampling_lib.of_nodes(keys_BM))
+
+
+def _draw_rest(
+    sampling: Sampling, positions_BT: jax.Array, trial: Trial
+) -> jax.Array:
+  """Returns [B] the token after the last one kept, from what p is there."""
+  position_B1 = jnp.take_along_axis(positions_BT, trial.row_B[:, None], axis=1)
+  draw_keys_B1 = jnp.where(
+      trial.refused_B[:, None],
+      sampling_lib.keys(sampling.seed_B, position_B1, sampling_lib.RESIDUAL),
+      sampling_lib.keys(sampling.seed_B, position_B1, sampling_lib.TARGET),
+  )
+  return sampling_lib.categorical(draw_keys_B1, trial.p_BV[:, None, :])[:, 0]
+
+
 def reject_recursively(
     sampling: Sampling,
     positions_BT: jax.Array,
@@ -178,15 +205,7 @@ def reject_recursively(
   """
   B, M = tree.tokens_BM.shape
   parent_row_BM = tree.parent_BM + 1
-  keys_BM = sampling_lib.trial_keys(
-      sampling.seed_B,
-      positions_BT[:, 0],
-      jnp.take_along_axis(positions_BT, parent_row_BM, axis=1),
-      sampling_lib.ACCEPT,
-  )
-  # Siblings decide one position: a number of its own for each.
-  keys_BM = sampling_lib.of_nodes(keys_BM)
-  u_BM = sampling_lib.uniform(keys_BM)
+  u_BM = _trial_numbers(sampling, positions_BT, parent_row_BM)
 
   def one(trial: Trial, m: jax.Array) -> tuple[Trial, None]:
     token_B = tree.tokens_BM[:, m]
@@ -226,16 +245,8 @@ def reject_recursively(
       q_BV=draft_probs_BPV[:, 0],
   )
   trial, _ = jax.lax.scan(one, start, jnp.arange(M, dtype=jnp.int32))
-  position_B1 = jnp.take_along_axis(positions_BT, trial.row_B[:, None], axis=1)
-  draw_keys_B1 = jnp.where(
-      trial.refused_B[:, None],
-      sampling_lib.keys(sampling.seed_B, position_B1, sampling_lib.RESIDUAL),
-      sampling_lib.keys(sampling.seed_B, position_B1, sampling_lib.TARGET),
-  )
-  next_B1 = sampling_lib.categorical(draw_keys_B1, trial.p_BV[:, None, :])
-  return tree_lib.verdict_of(
-      tree, *placement.replicate((trial.row_B, next_B1[:, 0]))
-  )
+  next_B = _draw_rest(sampling, positions_BT, trial)
+  return tree_lib.verdict_of(tree, *placement.replicate((trial.row_B, next_B)))
 
 
 def verify_tree(

@@ -148,6 +148,7 @@ def test_buckets_of_a_list_are_those_of_a_tuple():
 
 
 def test_weights_of_a_source_that_is_not_used_do_not_count():
-  RetrievalConfig(
-      sources='store', context_rows=1024, context_weight=1000, length=64
-  )
+  heavy = {'context_rows': 1024, 'context_weight': 1000, 'length': 64}
+  assert RetrievalConfig(sources='store', **heavy).context_weight == 1000
+  with pytest.raises(UserError, match='context_weight'):
+    RetrievalConfig(sources='both', **heavy)
