@@ -18,7 +18,7 @@ from speculative import sharding
 from speculative.decoding import drafter as drafter_lib
 from speculative.decoding.drafter import Proposal
 from speculative.decoding.state import DecodeState
-from speculative.drafting.config import RetrievalConfig
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.retrieval import context
 from speculative.retrieval import host_search
 from speculative.retrieval import search

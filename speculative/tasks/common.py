@@ -57,6 +57,7 @@ def prepare(
     prompts: Sequence[Prompt],
     *,
     calibration: Sequence[Prompt] = (),
+    drafters: Sequence[DrafterConfig] = (),
 ) -> Prepared:
   """Opens the models, encodes the prompts, reads the weights.
 
@@ -67,6 +68,7 @@ def prepare(
     path: of the workdir.
     prompts: what to answer.
     calibration: prompts to predict from.
+    drafters: beside the config's own, of the same models.
 
   Returns:
     The Prepared run.
@@ -77,6 +79,8 @@ def prepare(
   """
   run_config = config_lib.parse(config)
   model = run_config.open_model()
+  for drafter in drafters:
+    model.check_drafter(drafter)
   decode = run_config.decode_for(model)
   ids = [
       model.encode(p.text, chat_template=p.chat_template)
@@ -126,7 +130,7 @@ def name(drafter: DrafterConfig) -> str:
   if drafter.is_plain:
     return 'plain'
   shape = '' if drafter.shape == 'chain' else f' {drafter.shape}'
-  return f'{drafter.kind}{shape} {drafter.num_draft_tokens}'
+  return f'{drafter.label}{shape} {drafter.num_draft_tokens}'
 
 
 def warm_up(run: Prepared, settings: Sequence[DrafterConfig]) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from speculative.drafting.config import DrafterConfig
-from speculative.drafting.config import RetrievalConfig
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.errors import UserError
 
 _CONTEXT = RetrievalConfig(sources='context')

@@ -13,7 +13,7 @@ from speculative import sharding
 from speculative.decoding import loop
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
-from speculative.drafting.config import RetrievalConfig
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.drafting.lookup import Lookup
 from speculative.drafting.retrieval import Retrieval
 from speculative.models.transformer import Transformer
