@@ -95,12 +95,13 @@ _OTHERS = {
     'lookup': {'kind': 'lookup', 'model': '', 'store': ''},
 }
 
+_FEW = ('tree', 'cascade', 'lookup')
+
 
 @pytest.mark.parametrize('name', _OTHERS)
-def test_what_was_loaded_serves_every_drafter_of_it(both, store, plain, name):
+def test_every_drafter_gets_what_it_needs_of_what_was_loaded(both, store, name):
   drafter = _hybrid(store, **_OTHERS[name])
   engine = both.engine(drafter)
-  # Each has the params it needs, and all the same arrays.
   whole = both.engine().weights
   assert engine.weights.target is whole.target
   wanted = whole.drafter
@@ -110,6 +111,17 @@ def test_what_was_loaded_serves_every_drafter_of_it(both, store, plain, name):
     wanted = None
   found = jax.tree.leaves(engine.weights.drafter)
   assert [id(x) for x in found] == [id(x) for x in jax.tree.leaves(wanted)]
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        name if name in _FEW else pytest.param(name, marks=pytest.mark.slow)
+        for name in _OTHERS
+    ],
+)
+def test_what_was_loaded_serves_every_drafter_of_it(both, store, plain, name):
+  drafter = _hybrid(store, **_OTHERS[name])
   got = both.generate(_PROMPTS, drafter=drafter, max_new_tokens=24)
   assert got.texts == plain[2]
   if drafter.is_deterministic:
