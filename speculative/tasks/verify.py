@@ -215,7 +215,9 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
       batch_size=config.decode.batch_size,
       num_prompts=len(prompts),
   )
-  prepared = common.prepare(config, path, prompts, drafters=drafters)
+  prepared = common.prepare(
+      config, path, prompts, drafters={common.name(d): d for d in drafters}
+  )
   precision = prepared.model.precision
   if precision.dtype != 'float32':
     logging.warning(
