@@ -51,6 +51,9 @@ def get_config() -> config_dict.ConfigDict:
   # For 'hybrid': shortest match that is preferred to the model; it stands in
   # the place of both min_ngram.
   config.drafter.hybrid_ngram = 3
+  # For 'hybrid' of shape 'tree': tokens drafted from text, which is right more
+  # often than the model; 0 is as many as the model's tree has.
+  config.drafter.hybrid_tokens = 0
   # For 'cascade': most tokens that the model is handed at once.
   config.drafter.cascade_tokens = 4
   # A 'chain', or a 'tree' of decode.num_draft_tokens nodes. The tree of a draft
@@ -322,7 +325,8 @@ def use_smollm2_draft(config: config_dict.ConfigDict) -> None:
   """Drafts for SmolLM2 with look-up and the draft of the package.
 
   A tree, so that sampled output too is plain decoding's; of a size that two
-  CPU cores check in little more than a plain step.
+  CPU cores check in little more than a plain step. What is looked up is right
+  so often that it may be longer.
 
   Args:
     config: changed in place.
@@ -332,4 +336,6 @@ def use_smollm2_draft(config: config_dict.ConfigDict) -> None:
   config.drafter.shape = 'tree'
   config.drafter.levels = 2
   config.drafter.width = 3
-  config.decode.num_draft_tokens = 5
+  config.drafter.max_ngram = 8
+  config.drafter.hybrid_tokens = 12
+  config.decode.num_draft_tokens = 4

@@ -135,6 +135,7 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
           min_ngram=drafter.min_ngram,
           hybrid_source=drafter.hybrid_source,
           hybrid_ngram=drafter.hybrid_ngram,
+          hybrid_tokens=drafter.hybrid_tokens,
           cascade_tokens=drafter.cascade_tokens,
           shape=drafter.shape,
           widths=tuple(drafter.widths),

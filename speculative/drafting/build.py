@@ -46,7 +46,7 @@ def build(
     return _drawn_tree(config, model, vocab_size)
   text, depth = None, J
   if config.kind == 'hybrid':
-    text = _text(config, J, placement)
+    text = _text(config, config.hybrid_tokens or J, placement)
   if config.drafts_tree:
     # Of a tree no more than its levels are kept, or than text is deep.
     depth = max(config.levels, drafter_lib.max_depth(text) if text else 0)

@@ -46,6 +46,8 @@ class DrafterConfig:
     hybrid_source: how 'hybrid' and 'cascade' draft from text, by 'lookup' or
       'retrieval'.
     hybrid_ngram: for 'hybrid', shortest match that is preferred to the model.
+    hybrid_tokens: for 'hybrid' of shape 'tree', tokens drafted from text; 0 is
+      num_draft_tokens, which the model's tree has.
     cascade_tokens: for 'cascade', most tokens that the draft model is handed to
       read in one pass.
     shape: of what is drafted: a 'chain', or a 'tree' of num_draft_tokens nodes.
@@ -71,6 +73,7 @@ class DrafterConfig:
   min_ngram: int = 1
   hybrid_source: str = 'lookup'
   hybrid_ngram: int = 3
+  hybrid_tokens: int = 0
   cascade_tokens: int = 4
   shape: str = 'chain'
   widths: tuple[int, ...] = ()
@@ -147,6 +150,18 @@ class DrafterConfig:
       raise UserError(
           f'config.drafter.hybrid_ngram is {self.hybrid_ngram}; it needs to be '
           f'in 1 to {most}, {name}.'
+      )
+    if not 0 <= self.hybrid_tokens <= MOST_DRAFT_TOKENS:
+      raise UserError(
+          f'config.drafter.hybrid_tokens is {self.hybrid_tokens}; it needs to '
+          f'be in 0 to {MOST_DRAFT_TOKENS} (0 is num_draft_tokens).'
+      )
+    if self.hybrid_tokens and not (
+        self.kind == 'hybrid' and self.shape == 'tree'
+    ):
+      raise UserError(
+          f'config.drafter.hybrid_tokens is {self.hybrid_tokens}, which only '
+          "kind 'hybrid' of shape 'tree' has; set them, or leave it at 0."
       )
     if not 1 <= self.cascade_tokens <= MOST_DRAFT_TOKENS:
       raise UserError(

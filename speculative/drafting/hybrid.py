@@ -81,7 +81,8 @@ class Hybrid:
     Args:
       source: 'text' or 'model'.
     """
-    return dataclasses.replace(self, drafts_from=source)
+    text = self.text.with_least_match() if source == 'text' else self.text
+    return dataclasses.replace(self, drafts_from=source, text=text)
 
   @property
   def num_draft_tokens(self) -> int:
@@ -164,10 +165,12 @@ class Hybrid:
 class HybridTree(Hybrid):
   """Drafts a chain or a tree from text if it can, else a tree with a model.
 
-  Nothing is drawn, so that sampled output too is plain decoding's.
+  Nothing is drawn, so that sampled output too is plain decoding's. What was
+  found is right more often than what a model guesses, and may have more nodes:
+  passes are compiled for the tree's number and for the text's.
 
   Attributes:
-    text: of as many nodes as the tree; a chain that is looked up is as deep.
+    text: of any number of nodes; a chain that is looked up is as deep.
     draft: the tree.
     drafts_from: as `Hybrid`.
   """
@@ -175,7 +178,6 @@ class HybridTree(Hybrid):
   draft: Beam
 
   def __post_init__(self) -> None:
-    super().__post_init__()
     depth = drafter_lib.max_depth(self.text)
     if self.draft.max_depth < depth:
       raise ValueError(
@@ -184,14 +186,20 @@ class HybridTree(Hybrid):
       )
 
   @property
+  def num_draft_tokens(self) -> int:
+    """M, of whichever has more nodes."""
+    return max(self.text.num_draft_tokens, self.draft.num_draft_tokens)
+
+  @property
   def max_depth(self) -> int:
     """A, of whichever is deeper."""
     return self.draft.max_depth
 
   @property
   def buckets(self) -> tuple[int, ...]:
-    """Numbers of nodes that passes are compiled for, as the text has them."""
-    return drafter_lib.buckets(self.text)
+    """Numbers of nodes that passes are compiled for, M last."""
+    sizes = {*drafter_lib.buckets(self.text), self.draft.num_draft_tokens}
+    return tuple(sorted(sizes))
 
   def propose(
       self, params: Any, drafter_state: Any, state: DecodeState
@@ -199,7 +207,8 @@ class HybridTree(Hybrid):
     """Drafts a chain or a tree for every row."""
     beam = self.draft
     found, found_B = self._find(params, state)
-    found = found.replace(shape='tree')
+    M = self.num_draft_tokens
+    found = found.replace(shape='tree').padded(M)
     params = text_lib.model_of(params)
     can_B = drafter_lib.within_budget(state, 1)[:, 0]
     hidden_B1D, drafter_state = beam.draft.catch_up(
@@ -210,7 +219,9 @@ class HybridTree(Hybrid):
     def grow() -> tuple[Proposal, KVCache]:
       tree, written = beam.grow(params, state, hidden_B1D, cache)
       chosen = jax.tree.map(
-          lambda x, y: jnp.where(found_B[:, None], x, y), found, tree
+          lambda x, y: jnp.where(found_B[:, None], x, y),
+          found,
+          tree.padded(M),
       )
       return chosen, written
 

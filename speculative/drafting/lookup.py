@@ -39,6 +39,11 @@ class Lookup:
     """No layers' outputs are needed."""
     return ()
 
+  def with_least_match(self) -> 'Lookup':
+    """Returns one that drafts whatever the text is."""
+    # No match is shorter than 0 tokens.
+    return dataclasses.replace(self, min_ngram=0)
+
   def init(self, params, state, features, *, prompt_width):
     """Has no state: the text is in the DecodeState."""
     del params, state, features, prompt_width

@@ -69,6 +69,11 @@ class Retrieval:
     M = self.num_draft_tokens
     return (*(n for n in self.settings.buckets if n < M), M)
 
+  def with_least_match(self) -> 'Retrieval':
+    """Returns one that drafts after a match of one token."""
+    settings = dataclasses.replace(self.settings, min_ngram=1)
+    return dataclasses.replace(self, settings=settings)
+
   def init(self, params, state, features, *, prompt_width):
     """Has no state: the text is in the DecodeState."""
     del params, state, features, prompt_width

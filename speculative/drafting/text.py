@@ -24,6 +24,10 @@ class Found(Protocol):
 class TextDrafter(Drafter, Protocol):
   """A drafter without state, such as `Lookup` and `Retrieval`."""
 
+  def with_least_match(self) -> 'TextDrafter':
+    """Returns one that drafts as often as it can."""
+    ...
+
   def draft(
       self, params: Any, text_BS: jax.Array, seq_len_B: jax.Array
   ) -> Found:

@@ -135,11 +135,16 @@ def plain(drafter: DrafterConfig) -> DrafterConfig:
 
 
 def name(drafter: DrafterConfig) -> str:
-  """Returns 'plain', or for instance 'lookup 4' or 'hybrid tree 5'."""
+  """Returns 'plain', or for instance 'lookup 4' or 'hybrid tree 5'.
+
+  A hybrid that drafts other numbers with its model and from text has both:
+  'hybrid tree 4 or 12'.
+  """
   if drafter.is_plain:
     return PLAIN
   shape = '' if drafter.shape == 'chain' else f' {drafter.shape}'
-  return f'{drafter.label}{shape} {drafter.num_draft_tokens}'
+  said = f'{drafter.label}{shape} {drafter.num_draft_tokens}'
+  return f'{said} or {drafter.hybrid_tokens}' if drafter.hybrid_tokens else said
 
 
 def warm_up(run: Prepared, settings: Sequence[DrafterConfig]) -> None:

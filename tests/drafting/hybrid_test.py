@@ -276,6 +276,47 @@ def test_sampled_output_over_trees_with_a_store_equals_plain(
   assert 0 < got.acceptance_rate < 1
 
 
+@pytest.mark.parametrize('num_looked_up', [2, 7])
+def test_text_drafts_another_number_of_tokens_than_the_tree_has(
+    target, plain, num_looked_up
+):
+  """Shorter or longer: each in a pass of its own size."""
+  draft = dataclasses.replace(
+      _DRAFTS['model'], num_draft_tokens=7, num_behind=8
+  )
+  beam = Beam(draft, 4, levels=2, width=2)
+  tree = HybridTree(Lookup(num_looked_up, max_ngram=4, min_ngram=2), beam)
+  assert tree.buckets == tuple(sorted((num_looked_up, 4)))
+  assert tree.num_draft_tokens == max(num_looked_up, 4)
+  weights = Weights(target, _params('model', target))
+  expected = plain.generate(_PROMPTS, _MIXED)
+  got = Engine(Speculative(_TARGET, tree), weights).generate(_PROMPTS, _MIXED)
+  assert got.token_ids == expected.token_ids
+  assert 0 < got.acceptance_rate < 1
+
+
+@pytest.mark.parametrize(
+    'source, expected', [('text', [7] * 4), ('model', [4] * 4)]
+)
+def test_a_round_from_one_source_has_its_number_of_nodes(
+    target, source, expected
+):
+  """As parts of a round are timed, whether or not a text repeats itself."""
+  draft = dataclasses.replace(
+      _DRAFTS['model'], num_draft_tokens=7, num_behind=8
+  )
+  beam = Beam(draft, 4, levels=2, width=2)
+  tree = HybridTree(Lookup(7, max_ngram=4, min_ngram=2), beam).always(source)
+  weights = Weights(target, _params('model', target))
+  engine = Engine(Speculative(_TARGET, tree), weights)
+  prompts = [[1 + i, 9 + i, 17 + i] for i in range(4)]
+  carry = engine.start(prompts, DecodeConfig(max_new_tokens=20))
+  proposal, _ = tree.propose(
+      weights.drafter, carry.drafter_state, carry.state
+  )
+  assert proposal.valid_BM.sum(axis=1).tolist() == expected
+
+
 @pytest.mark.slow
 def test_each_source_alone_changes_no_token_either(target, store, plain):
   """As parts of a round are timed."""
