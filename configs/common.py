@@ -30,8 +30,9 @@ def get_config() -> config_dict.ConfigDict:
 
   config.drafter = config_dict.ConfigDict()
   # 'none', 'lookup' (the text so far), 'retrieval' (a datastore and the text so
-  # far), 'lm' (a second model), or 'hybrid': look-up where the text repeats
-  # itself, the model elsewhere.
+  # far), 'lm' (a second model), 'hybrid': from text where something is found,
+  # the model elsewhere; or 'cascade': text drafts for the model, which reads
+  # what it is handed in one pass and drafts what it would have drafted alone.
   config.drafter.kind = 'none'
   # A reference, a directory that a draft was saved to, or 'target' for the
   # target's own first layers.
@@ -44,8 +45,17 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter.shards = 0
   config.drafter.max_ngram = 4
   config.drafter.min_ngram = 1
-  # For 'hybrid': shortest match that is preferred to the model.
+  # How 'hybrid' and 'cascade' draft from text: 'lookup', or 'retrieval' as
+  # below.
+  config.drafter.hybrid_source = 'lookup'
+  # For 'hybrid': shortest match that is preferred to the model; it stands in
+  # the place of both min_ngram.
   config.drafter.hybrid_ngram = 3
+  # For 'hybrid' of shape 'tree': tokens drafted from text, which is right more
+  # often than the model; 0 is as many as the model's tree has.
+  config.drafter.hybrid_tokens = 0
+  # For 'cascade': most tokens that the model is handed at once.
+  config.drafter.cascade_tokens = 4
   # A 'chain', or a 'tree' of decode.num_draft_tokens nodes. The tree of a draft
   # model has its likeliest tokens on so many levels: of each it reads the width
   # likeliest nodes and offers as many children of every one. Or the model draws
@@ -54,7 +64,8 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter.levels = 4
   config.drafter.width = 3
   config.drafter.widths = ()
-  # For 'retrieval': a datastore (task 'build_datastore').
+  # For 'retrieval', as kind or as hybrid_source: a datastore (task
+  # 'build_datastore').
   config.drafter.store = ''
   config.drafter.retrieval = config_dict.ConfigDict()
   # 'store', 'context' (the text so far) or 'both'.
@@ -314,7 +325,8 @@ def use_smollm2_draft(config: config_dict.ConfigDict) -> None:
   """Drafts for SmolLM2 with look-up and the draft of the package.
 
   A tree, so that sampled output too is plain decoding's; of a size that two
-  CPU cores check in little more than a plain step.
+  CPU cores check in little more than a plain step. What is looked up is right
+  so often that it may be longer.
 
   Args:
     config: changed in place.
@@ -324,4 +336,6 @@ def use_smollm2_draft(config: config_dict.ConfigDict) -> None:
   config.drafter.shape = 'tree'
   config.drafter.levels = 2
   config.drafter.width = 3
-  config.decode.num_draft_tokens = 5
+  config.drafter.max_ngram = 8
+  config.drafter.hybrid_tokens = 12
+  config.decode.num_draft_tokens = 4

@@ -17,7 +17,7 @@ from speculative import api
 from speculative.bench import prompts
 from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
-from speculative.drafting.config import RetrievalConfig
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.errors import UserError
 from speculative.models import precision
 from speculative.sharding import MeshConfig
@@ -133,7 +133,10 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
           ),
           max_ngram=drafter.max_ngram,
           min_ngram=drafter.min_ngram,
+          hybrid_source=drafter.hybrid_source,
           hybrid_ngram=drafter.hybrid_ngram,
+          hybrid_tokens=drafter.hybrid_tokens,
+          cascade_tokens=drafter.cascade_tokens,
           shape=drafter.shape,
           widths=tuple(drafter.widths),
           levels=drafter.levels,

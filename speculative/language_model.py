@@ -21,6 +21,7 @@ from speculative.decoding.speculative import Speculative
 from speculative.drafting import build
 from speculative.drafting import config as drafter_config
 from speculative.drafting.config import DrafterConfig
+from speculative.drafting.text import StoreAndModel
 from speculative.errors import UserError
 from speculative.models import int8
 from speculative.models import params as params_lib
@@ -78,7 +79,8 @@ class LanguageModel:
     self._layers, self._drafter = layers, drafter
     self._placement, self._draft_placement = placement, draft_placement
     self._store = store
-    self._weights: Weights | None = None
+    # By what of them a drafter uses, see `_parts_of`.
+    self._weights: dict[tuple[str, ...], Weights] = {}
     self._engines: dict[DrafterConfig, Engine] = {}
     self.tokenizer = target.tokenizer
     self.config = target.config
@@ -96,24 +98,31 @@ class LanguageModel:
     return self._target.identity
 
   def load_weights(self) -> Weights:
-    """Reads the weights of target and draft, once."""
-    if self._weights is None:
+    """Reads the weights of target and draft and the store, once."""
+    if not self._weights:
       target = self._target.load_params(
           self.precision.param_dtype, self._placement
       )
       if self._layers == 'scanned':
         target = transformer.stack_layers(target)
-      self._weights = Weights(target=target, drafter=self._load_drafter(target))
-    return self._weights
+      store, model = self._load_store(), self._load_draft(target)
+      self._weights = {
+          (): Weights(target),
+          ('store',): Weights(target, store),
+          ('model',): Weights(target, model),
+          ('store', 'model'): Weights(target, StoreAndModel(store, model)),
+      }
+    return self._weights[_parts_of(self._drafter)]
 
-  def _load_drafter(
-      self, target: params_lib.Params
-  ) -> params_lib.Params | DeviceStore | ShardedStore | None:
-    if self._store is not None:
-      if self._drafter.retrieval.placement == 'split':
-        mesh = self._placement.mesh
-        return sharded.place(self._store, mesh, sharding.MODEL)
-      return self._placement.put(self._store)
+  def _load_store(self) -> DeviceStore | ShardedStore | None:
+    if self._store is None:
+      return None
+    if self._drafter.retrieval.placement == 'split':
+      mesh = self._placement.mesh
+      return sharded.place(self._store, mesh, sharding.MODEL)
+    return self._placement.put(self._store)
+
+  def _load_draft(self, target: params_lib.Params) -> params_lib.Params | None:
     if self._draft is None:
       return None
     dtype = self._draft_precision.param_dtype
@@ -147,7 +156,7 @@ class LanguageModel:
     Args:
       drafter: this model's own when absent; another, or a kind with default
         settings, must use no draft model and no datastore, or the same ones in
-        the same format.
+        the same format. Each gets what it needs of what was loaded.
 
     Returns:
       The Engine; the same one for the same drafter.
@@ -160,16 +169,21 @@ class LanguageModel:
       drafter = self._drafter
     drafter = drafter_config.named(drafter)
     if drafter not in self._engines:
-      self._engines[drafter] = Engine(self._step(drafter), self.load_weights())
+      step = self._step(drafter)
+      self.load_weights()
+      self._engines[drafter] = Engine(step, self._weights[_parts_of(drafter)])
     return self._engines[drafter]
 
-  def check_drafter(self) -> None:
+  def check_drafter(self, drafter: DrafterConfig | None = None) -> None:
     """Refuses a drafter that its draft model cannot be, without weights.
+
+    Args:
+      drafter: as `engine` takes it.
 
     Raises:
       UserError: Naming the field of the drafter.
     """
-    self._step(self._drafter)
+    self._step(drafter or self._drafter)
 
   def _step(self, drafter: DrafterConfig) -> Autoregressive | Speculative:
     num_tokens = self.tokenizer.vocab_size
@@ -432,6 +446,14 @@ def _is_list(value: object) -> bool:
 def _weights_of(drafter: DrafterConfig) -> tuple[str, int, str, int]:
   """Returns what the loaded weights of a draft model depend on."""
   return drafter.model, drafter.num_layers, drafter.dtype, drafter.shards
+
+
+def _parts_of(drafter: DrafterConfig) -> tuple[str, ...]:
+  """Returns which params a drafter takes."""
+  if drafter.is_plain:
+    return ()
+  uses = (('store', drafter.uses_store), ('model', drafter.uses_model))
+  return tuple(name for name, is_used in uses if is_used)
 
 
 def _store_of(drafter: DrafterConfig) -> tuple[str, str]:

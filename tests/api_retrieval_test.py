@@ -8,7 +8,7 @@ import pytest
 import speculative
 from speculative import api
 from speculative.drafting.config import DrafterConfig
-from speculative.drafting.config import RetrievalConfig
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.errors import UserError
 from speculative.retrieval import datastore
 from speculative.retrieval.datastore import Facts

@@ -9,7 +9,7 @@ from speculative import api
 from speculative.checkpoints import pretrained
 from speculative.decoding.engine import Engine
 from speculative.drafting.config import DrafterConfig
-from speculative.drafting.config import RetrievalConfig
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.errors import UserError
 from speculative.sharding import MeshConfig
 from speculative.tokenizer import base

@@ -57,6 +57,20 @@ class Proposal:
         probs_BPV=None if probs_BPV is None else probs_BPV[:, : num_nodes + 1],
     )
 
+  def padded(self, num_nodes: int) -> 'Proposal':
+    """Returns it with invalid nodes behind its own, of a deterministic draft.
+
+    Args:
+      num_nodes: at least as many as it has.
+    """
+    extra = ((0, 0), (0, num_nodes - self.tokens_BM.shape[1]))
+    return self.replace(
+        tokens_BM=jnp.pad(self.tokens_BM, extra),
+        parent_BM=jnp.pad(self.parent_BM, extra, constant_values=-1),
+        depth_BM=jnp.pad(self.depth_BM, extra, constant_values=1),
+        valid_BM=jnp.pad(self.valid_BM, extra),
+    )
+
   def replicated(self, placement: Placement) -> 'Proposal':
     """Says that every device holds the nodes; q stays where it is."""
     nodes = placement.replicate(self.replace(probs_BPV=None))

@@ -4,136 +4,22 @@ import dataclasses
 import itertools
 import operator
 
-from speculative.decoding import config as decode_config
 from speculative.decoding import verify
+from speculative.drafting import retrieval_config
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.errors import UserError
-from speculative.retrieval import device_store
-from speculative.retrieval import trie
 
 # No chain this long has ever been accepted; buffers grow with it.
 MOST_DRAFT_TOKENS = 256
-KINDS = ('none', 'lookup', 'retrieval', 'lm', 'hybrid')
-WITH_MODEL = ('lm', 'hybrid')
+KINDS = ('none', 'lookup', 'retrieval', 'lm', 'hybrid', 'cascade')
+WITH_MODEL = ('lm', 'hybrid', 'cascade')
+# Kinds that also draft from text, and what they may draft with there.
+WITH_BOTH = ('hybrid', 'cascade')
+TEXT_SOURCES = ('lookup', 'retrieval')
 SHAPES = ('chain', 'tree', 'drawn_tree')
 # Drafters whose law is one-hot: their sampled output is plain decoding's own.
 DETERMINISTIC = ('none', 'lookup', 'retrieval')
-
-SOURCES = ('both', 'store', 'context')
-SELECTIONS = ('weight', 'random')
-PLACEMENTS = ('whole', 'split')
-_RETRIEVAL = 'config.drafter.retrieval'
-# Rows are sorted in every round.
-_MOST = {
-    'max_ngram': device_store.MOST_NGRAM,
-    'length': 64,
-    'num_rows': 4096,
-    'context_rows': 1024,
-    'context_weight': 1000,
-}
-
-
-def _check_ints(config: object, of: str) -> None:
-  """Refuses what is no whole number where one is needed."""
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
-    if field.type is int and not decode_config.is_int(value):
-      raise UserError(
-          f'{field.name} of the {of} is {value!r}; it needs to be a whole '
-          'number.'
-      )
-
-
-@dataclasses.dataclass(frozen=True)
-class RetrievalConfig:
-  """How drafts are retrieved from text.
-
-  Attributes:
-    sources: 'store', 'context' (the text so far) or 'both'.
-    selection: of a tree's nodes, by 'weight', or 'random' (the baseline of the
-      ablation in arXiv:2311.08252).
-    max_ngram: longest end of the text that is looked for.
-    min_ngram: shortest that drafts anything.
-    length: tokens that are read after a match; no path is longer.
-    num_rows: matches in the store that are read; of more an evenly spaced
-      sample.
-    context_rows: matches in the text that are read, the latest.
-    context_weight: what one of these counts, where one of the store counts 1.
-    placement: of the store, 'whole' on every device or its shards 'split' over
-      the mesh's axis model.
-    buckets: numbers of nodes that passes over smaller trees are compiled for;
-      those below num_draft_tokens count.
-  """
-
-  sources: str = 'both'
-  selection: str = 'weight'
-  max_ngram: int = 16
-  min_ngram: int = 1
-  length: int = 10
-  num_rows: int = 128
-  context_rows: int = 16
-  context_weight: int = 4
-  placement: str = 'whole'
-  buckets: tuple[int, ...] = (8, 24)
-
-  def __post_init__(self) -> None:
-    _check_ints(self, 'retrieval')
-    for name, known in (
-        ('sources', SOURCES),
-        ('selection', SELECTIONS),
-        ('placement', PLACEMENTS),
-    ):
-      if getattr(self, name) not in known:
-        raise UserError(
-            f'{_RETRIEVAL}.{name} is {getattr(self, name)!r}; it needs to be '
-            f'one of {", ".join(known)}.'
-        )
-    self._check_buckets()
-    for name, most in _MOST.items():
-      if not 1 <= getattr(self, name) <= most:
-        raise UserError(
-            f'{_RETRIEVAL}.{name} is {getattr(self, name)}; it needs to be in '
-            f'1 to {most}.'
-        )
-    if not 1 <= self.min_ngram <= self.max_ngram:
-      raise UserError(
-          f'{_RETRIEVAL}.min_ngram is {self.min_ngram}; it needs to be in 1 to '
-          f'{self.max_ngram}, {_RETRIEVAL}.max_ngram.'
-      )
-    self._check_weight()
-
-  def _check_buckets(self) -> None:
-    buckets = self.buckets
-    if isinstance(buckets, list):
-      # A setting is looked up by its value.
-      buckets = tuple(buckets)
-      object.__setattr__(self, 'buckets', buckets)
-    if (
-        not isinstance(buckets, tuple)
-        or not all(decode_config.is_int(n) and n > 0 for n in buckets)
-        or list(buckets) != sorted(set(buckets))
-    ):
-      raise UserError(
-          f'{_RETRIEVAL}.buckets is {buckets!r}; it needs to be numbers above '
-          '0 in ascending order, such as (8, 24), or ().'
-      )
-
-  def _check_weight(self) -> None:
-    """Refuses weights that could not all be told apart."""
-    of_context = self.context_rows if self.sources != 'store' else 0
-    of_store = self.num_rows if self.uses_store else 0
-    weight = of_context * self.context_weight + of_store
-    most = trie.most_weight(of_context + of_store, self.length)
-    if weight > most:
-      raise UserError(
-          f'{_RETRIEVAL}.context_rows * context_weight + num_rows is {weight}; '
-          f'with so many rows of length {self.length} it needs to be at most '
-          f'{most}, lower one of them.'
-      )
-
-  @property
-  def uses_store(self) -> bool:
-    """Whether a datastore is searched."""
-    return self.sources != 'context'
+_RETRIEVAL = retrieval_config.NAME
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,20 +28,28 @@ class DrafterConfig:
 
   Attributes:
     kind: 'none' (plain decoding), 'lookup', 'retrieval' (from a datastore and
-      the text so far), 'lm' or 'hybrid' (look-up where the text repeats itself,
-      the draft model elsewhere).
-    model: reference of the draft model, for 'lm' and 'hybrid'; 'target' drafts
-      with the first num_layers layers of the target itself, sharing its
-      weights.
+      the text so far), 'lm', 'hybrid' (from text where something is found, the
+      draft model elsewhere) or 'cascade' (text drafts for the draft model,
+      which drafts for the target).
+    model: reference of the draft model, for 'lm', 'hybrid' and 'cascade';
+      'target' drafts with the first num_layers layers of the target itself,
+      sharing its weights.
     num_layers: layers of the draft model that are used; 0 is all.
     dtype: of the draft model, as `models.precision.choose_draft` takes it; a
       draft that shares the target's weights has the target's.
     shards: devices a layer of the draft model is split over, a divisor of the
       mesh's axis model: 1 holds it whole on every device, 0 is all of them.
     num_draft_tokens: J, tokens drafted a round; 0 is plain decoding.
-    max_ngram: for 'lookup' and 'hybrid', longest match looked for.
-    min_ngram: for 'lookup', shortest match that drafts.
+    max_ngram: for 'lookup', and 'hybrid' and 'cascade' with it, longest match
+      looked for.
+    min_ngram: for 'lookup', and 'cascade' with it, shortest match that drafts.
+    hybrid_source: how 'hybrid' and 'cascade' draft from text, by 'lookup' or
+      'retrieval'.
     hybrid_ngram: for 'hybrid', shortest match that is preferred to the model.
+    hybrid_tokens: for 'hybrid' of shape 'tree', tokens drafted from text; 0 is
+      num_draft_tokens, which the model's tree has.
+    cascade_tokens: for 'cascade', most tokens that the draft model is handed to
+      read in one pass.
     shape: of what is drafted: a 'chain', or a 'tree' of num_draft_tokens nodes.
       A model draws its chain and offers a tree of its likeliest tokens; for
       'lm' it may also draw a 'drawn_tree'. A retrieved chain goes to the
@@ -165,7 +59,8 @@ class DrafterConfig:
     width: nodes of a level that the model reads; children it offers of each.
     rule: how sampled drafts are verified, 'token' by token or as a 'block'.
     store: path of the datastore, for 'retrieval' with it.
-    retrieval: for 'retrieval'; its own max_ngram and min_ngram count there.
+    retrieval: for 'retrieval', as kind or as hybrid_source; its own max_ngram
+      and min_ngram count there, but for the hybrid_ngram of 'hybrid'.
   """
 
   kind: str = 'none'
@@ -176,7 +71,10 @@ class DrafterConfig:
   num_draft_tokens: int = 4
   max_ngram: int = 4
   min_ngram: int = 1
+  hybrid_source: str = 'lookup'
   hybrid_ngram: int = 3
+  hybrid_tokens: int = 0
+  cascade_tokens: int = 4
   shape: str = 'chain'
   widths: tuple[int, ...] = ()
   levels: int = 4
@@ -186,7 +84,7 @@ class DrafterConfig:
   retrieval: RetrievalConfig = RetrievalConfig()
 
   def __post_init__(self) -> None:
-    _check_ints(self, 'drafter')
+    retrieval_config.check_ints(self, 'drafter')
     if self.kind not in KINDS:
       raise UserError(
           f'config.drafter.kind is {self.kind!r}; it needs to be one of '
@@ -234,13 +132,42 @@ class DrafterConfig:
           f'{self.min_ngram}, max_ngram={self.max_ngram}; set '
           'config.drafter.min_ngram and config.drafter.max_ngram.'
       )
-    if self.kind == 'hybrid' and not 1 <= self.hybrid_ngram <= self.max_ngram:
-      raise UserError(
-          f'config.drafter.hybrid_ngram is {self.hybrid_ngram}; it needs to be '
-          f'in 1 to {self.max_ngram}, config.drafter.max_ngram.'
-      )
+    self._check_both()
     self._check_shape()
     self._check_store()
+
+  def _check_both(self) -> None:
+    """Refuses text that cannot draft beside a model."""
+    if self.hybrid_source not in TEXT_SOURCES:
+      raise UserError(
+          f'config.drafter.hybrid_source is {self.hybrid_source!r}; it needs '
+          f'to be one of {", ".join(TEXT_SOURCES)}.'
+      )
+    most, name = self.max_ngram, 'config.drafter.max_ngram'
+    if self.uses_retrieval:
+      most, name = self.retrieval.max_ngram, f'{_RETRIEVAL}.max_ngram'
+    if self.kind == 'hybrid' and not 1 <= self.hybrid_ngram <= most:
+      raise UserError(
+          f'config.drafter.hybrid_ngram is {self.hybrid_ngram}; it needs to be '
+          f'in 1 to {most}, {name}.'
+      )
+    if not 0 <= self.hybrid_tokens <= MOST_DRAFT_TOKENS:
+      raise UserError(
+          f'config.drafter.hybrid_tokens is {self.hybrid_tokens}; it needs to '
+          f'be in 0 to {MOST_DRAFT_TOKENS} (0 is num_draft_tokens).'
+      )
+    if self.hybrid_tokens and not (
+        self.kind == 'hybrid' and self.shape == 'tree'
+    ):
+      raise UserError(
+          f'config.drafter.hybrid_tokens is {self.hybrid_tokens}, which only '
+          "kind 'hybrid' of shape 'tree' has; set them, or leave it at 0."
+      )
+    if not 1 <= self.cascade_tokens <= MOST_DRAFT_TOKENS:
+      raise UserError(
+          f'config.drafter.cascade_tokens is {self.cascade_tokens}; it needs '
+          f'to be in 1 to {MOST_DRAFT_TOKENS}.'
+      )
 
   def _check_store(self) -> None:
     """Refuses a store that is missing or unused, and chains too long for it."""
@@ -251,21 +178,20 @@ class DrafterConfig:
           "'context'."
       )
     if self.store and not self.uses_store:
+      field = 'hybrid_source' if self.kind in WITH_BOTH else 'kind'
       raise UserError(
           f'config.drafter.store is {self.store!r}, but the drafter uses none; '
-          "set config.drafter.kind to 'retrieval' and "
+          f"set config.drafter.{field} to 'retrieval' and "
           f"{_RETRIEVAL}.sources to 'both' or 'store', or leave the store out."
       )
-    retrieval = self.retrieval
-    if (
-        self.kind == 'retrieval'
-        and self.shape == 'chain'
-        and self.num_draft_tokens > retrieval.length
-    ):
+    name, num = 'num_draft_tokens', self.num_draft_tokens
+    if self.kind == 'cascade':
+      name, num = 'config.drafter.cascade_tokens', self.cascade_tokens
+    length = self.retrieval.length
+    if self.uses_retrieval and self.shape == 'chain' and num > length:
       raise UserError(
-          f'num_draft_tokens is {self.num_draft_tokens}, but only '
-          f'{retrieval.length} tokens are read after a match; set '
-          f'{_RETRIEVAL}.length to at least as many.'
+          f'{name} is {num}, but only {length} tokens are read after a match; '
+          f'set {_RETRIEVAL}.length to at least as many.'
       )
 
   def check_depth(self, depth: int) -> None:
@@ -294,6 +220,11 @@ class DrafterConfig:
       raise UserError(
           "config.drafter.shape is 'tree', but look-up drafts chains; set "
           "config.drafter.kind to 'retrieval' for a tree, or leave it out."
+      )
+    if self.kind == 'cascade' and self.shape == 'tree':
+      raise UserError(
+          "config.drafter.shape is 'tree', but a cascade drafts chains; set "
+          "config.drafter.kind to 'hybrid' for a tree, or leave it out."
       )
     self._check_widths()
     for name in ('levels', 'width'):
@@ -342,7 +273,21 @@ class DrafterConfig:
   @property
   def uses_store(self) -> bool:
     """Whether there is a datastore."""
-    return self.kind == 'retrieval' and self.retrieval.uses_store
+    return self.uses_retrieval and self.retrieval.uses_store
+
+  @property
+  def uses_retrieval(self) -> bool:
+    """Whether drafts are retrieved, from a datastore or the text so far."""
+    if self.kind in WITH_BOTH:
+      return self.hybrid_source == 'retrieval'
+    return self.kind == 'retrieval'
+
+  @property
+  def label(self) -> str:
+    """The kind, and what it drafts from text with: 'hybrid(retrieval)'."""
+    if self.kind in WITH_BOTH and self.uses_retrieval:
+      return f'{self.kind}({self.hybrid_source})'
+    return self.kind
 
   @property
   def drafts_tree(self) -> bool:

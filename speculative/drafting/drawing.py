@@ -19,6 +19,7 @@ from speculative.decoding import logits as logits_lib
 from speculative.decoding import sampling as sampling_lib
 from speculative.decoding import state as state_lib
 from speculative.decoding.adjust import Drafts
+from speculative.decoding.adjust import PathDrafts
 from speculative.decoding.drafter import Proposal
 from speculative.decoding.loop import Model
 from speculative.decoding.sampling import Sampling
@@ -31,39 +32,37 @@ from speculative.models.kv_cache import KVCache
 
 def draw_with_law(
     sampling: Sampling,
-    logits_BW: jax.Array,
+    logits_BTW: jax.Array,
     *,
     start_B: jax.Array,
-    position_B: jax.Array,
+    position_BT: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Draws one of W tokens and returns the law it was drawn from.
+  """Draws one of W tokens at T positions and returns the laws they came from.
 
   Args:
     sampling: the rows' own, so that the draft is warped as the target is.
-    logits_BW: float32, adjusted logits of the draft.
+    logits_BTW: float32, adjusted logits of the draft.
     start_B: int32, index in the text of the round's first token.
-    position_B: int32, index of the drafted token.
+    position_BT: int32, index of each drafted token.
 
   Returns:
-    Indices into W, int32 [B], and q float32 [B, W]; one-hot for greedy rows.
+    Indices into W, int32 [B, T], and q float32 [B, T, W]; one-hot for greedy
+    rows.
   """
-  logits_B1W = logits_BW[:, None, :]
-  W = logits_BW.shape[-1]
+  W = logits_BTW.shape[-1]
 
   def greedy() -> tuple[jax.Array, jax.Array]:
-    index_B1 = jnp.argmax(logits_B1W, axis=-1).astype(jnp.int32)
-    return index_B1, jax.nn.one_hot(index_B1, W, dtype=jnp.float32)
+    index_BT = jnp.argmax(logits_BTW, axis=-1).astype(jnp.int32)
+    return index_BT, jax.nn.one_hot(index_BT, W, dtype=jnp.float32)
 
   def sampled() -> tuple[jax.Array, jax.Array]:
-    law_B1W = logits_lib.warp_probs(sampling.warping, logits_B1W)
-    keys_B1 = sampling_lib.trial_keys(
-        sampling.seed_B, start_B, position_B[:, None], sampling_lib.DRAFT
+    law_BTW = logits_lib.warp_probs(sampling.warping, logits_BTW)
+    keys_BT = sampling_lib.trial_keys(
+        sampling.seed_B, start_B, position_BT, sampling_lib.DRAFT
     )
-    index_B1 = sampling_lib.categorical(keys_B1, law_B1W)
-    return index_B1, law_B1W
+    return sampling_lib.categorical(keys_BT, law_BTW), law_BTW
 
-  index_B1, law_B1W = jax.lax.cond(jnp.all(sampling.greedy_B), greedy, sampled)
-  return index_B1[:, 0], law_B1W[:, 0]
+  return jax.lax.cond(jnp.all(sampling.greedy_B), greedy, sampled)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,16 +113,42 @@ class Head:
       The token ids [B], and the law [B, W] each was drawn from.
     """
     before_1J = (jnp.arange(tokens_BJ.shape[1]) < j)[None, :]
-    logits_BW = self._logits(
-        params, state, hidden_B1D, Drafts(tokens_BJ, before_1J)
+    tokens_B1, law_B1W = self.draw_many(
+        params,
+        state,
+        hidden_B1D,
+        Drafts(tokens_BJ, before_1J),
+        (state.seq_len_B + j)[:, None],
     )
-    index_B, law_BW = draw_with_law(
+    return tokens_B1[:, 0], law_B1W[:, 0]
+
+  def draw_many(
+      self,
+      params: Any,
+      state: DecodeState,
+      hidden_BTD: jax.Array,
+      drafts: Drafts | PathDrafts,
+      position_BT: jax.Array,
+  ) -> tuple[jax.Array, jax.Array]:
+    """Draws drafted tokens at T positions.
+
+    Args:
+      params: the draft's.
+      state: of the rows.
+      hidden_BTD: of the token before each.
+      drafts: which come before each.
+      position_BT: int32, index in the text of each.
+
+    Returns:
+      The token ids [B, T], and the law [B, T, W] each was drawn from.
+    """
+    index_BT, law_BTW = draw_with_law(
         state.sampling,
-        logits_BW,
+        self._logits(params, state, hidden_BTD, drafts),
         start_B=state.seq_len_B,
-        position_B=state.seq_len_B + j,
+        position_BT=position_BT,
     )
-    return self.token_ids(params, index_B), law_BW
+    return self.token_ids(params, index_BT), law_BTW
 
   def log_probs(self, params: Any, hidden_BTD: jax.Array) -> jax.Array:
     """Returns [B, T, W], neither adjusted nor warped."""
@@ -150,25 +175,25 @@ class Head:
       self,
       params: Any,
       state: DecodeState,
-      hidden_B1D: jax.Array,
-      drafts: Drafts,
+      hidden_BTD: jax.Array,
+      drafts: Drafts | PathDrafts,
   ) -> jax.Array:
-    """Returns adjusted logits [B, W]."""
-    logits_B1W = self.raw_logits(params, hidden_B1D)
+    """Returns adjusted logits [B, T, W]."""
+    logits_BTW = self.raw_logits(params, hidden_BTD)
     if not self.is_partial:
-      return state_lib.adjusted(state, logits_B1W, drafts)[:, 0]
+      return state_lib.adjusted(state, logits_BTW, drafts)
 
     def over_vocabulary() -> jax.Array:
-      whole_B1V = self.model.spread(params, logits_B1W, -jnp.inf)
-      whole_B1V = state_lib.adjusted(state, whole_B1V, drafts)
-      return whole_B1V[:, :, params[draft_lib.HEAD_IDS]]
+      whole_BTV = self.model.spread(params, logits_BTW, -jnp.inf)
+      whole_BTV = state_lib.adjusted(state, whole_BTV, drafts)
+      return whole_BTV[:, :, params[draft_lib.HEAD_IDS]]
 
     # What is done to one token's logit has nothing to do with other tokens.
     return jax.lax.cond(
         adjust.is_active(state.sampling.adjustment),
         over_vocabulary,
-        lambda: logits_B1W,
-    )[:, 0]
+        lambda: logits_BTW,
+    )
 
   def laws(
       self,

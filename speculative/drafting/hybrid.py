@@ -1,9 +1,10 @@
-"""Prompt look-up where the text repeats itself, a draft model elsewhere.
+"""Drafts from text where something is found, a draft model elsewhere.
 
-Decided row by row and round by round, by the row's own text alone. A row that
-was looked up has a one-hot q, another one the draft's law; verification treats
-both by one rule, so that the output keeps the target's law (sampled) or its
-tokens (greedy).
+Text is looked up or retrieved, and a match counts from so many tokens on.
+Decided row by row and round by round, by the row's own text alone. A row whose
+draft was found has a one-hot q, another one the draft's law; verification
+treats both by one rule, so that the output keeps the target's law (sampled) or
+its tokens (greedy).
 
 The draft reads every round's tokens either way, in one pass; its other passes
 are left out in rounds in which no row asks for them.
@@ -21,10 +22,11 @@ from speculative.decoding import drafter as drafter_lib
 from speculative.decoding.drafter import Proposal
 from speculative.decoding.state import DecodeState
 from speculative.drafting import drawing
+from speculative.drafting import text as text_lib
 from speculative.drafting.beam import Beam
 from speculative.drafting.drawing import Chain
 from speculative.drafting.drawing import ChainDrafter
-from speculative.drafting.lookup import Lookup
+from speculative.drafting.text import TextDrafter
 from speculative.models.kv_cache import KVCache
 
 
@@ -46,23 +48,29 @@ def repeats(text: Sequence[int], num_tokens: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Hybrid:
-  """Drafts from the text if it can, else with a model.
+  """Drafts from text if it can, else with a model.
+
+  Its params are the model's, or where text is searched in a store a
+  `StoreAndModel`.
 
   Attributes:
-    lookup: its min_ngram is the shortest match that is preferred to the model.
+    text: of chains; its min_ngram is the shortest match that is preferred to
+      the model.
     draft: of as many tokens; an `Lm` needs num_behind > num_draft_tokens, as
       its cache may lack a whole round.
+    drafts_from: 'either'; or 'text' or 'model', whatever is found.
   """
 
-  lookup: Lookup
+  text: TextDrafter
   draft: ChainDrafter
+  drafts_from: str = 'either'
 
   def __post_init__(self) -> None:
     J = self.draft.num_draft_tokens
-    if self.lookup.num_draft_tokens != J:
+    if self.text.num_draft_tokens != J:
       raise ValueError(
           f'both drafters need the same number of tokens, got '
-          f'{self.lookup.num_draft_tokens} and {J}.'
+          f'{self.text.num_draft_tokens} and {J}.'
       )
     if getattr(self.draft, 'num_behind', J + 1) <= J:
       raise ValueError(f'the draft needs num_behind > {J}.')
@@ -73,10 +81,8 @@ class Hybrid:
     Args:
       source: 'text' or 'model'.
     """
-    # No match is shorter than 0 tokens, and none longer than max_ngram.
-    least = 0 if source == 'text' else self.lookup.max_ngram + 1
-    lookup = dataclasses.replace(self.lookup, min_ngram=least)
-    return dataclasses.replace(self, lookup=lookup)
+    text = self.text.with_least_match() if source == 'text' else self.text
+    return dataclasses.replace(self, drafts_from=source, text=text)
 
   @property
   def num_draft_tokens(self) -> int:
@@ -97,16 +103,32 @@ class Hybrid:
       prompt_width: int,
   ) -> Any:
     """Lets the draft read the prompts."""
-    return self.draft.init(params, state, features, prompt_width=prompt_width)
+    return self.draft.init(
+        text_lib.model_of(params), state, features, prompt_width=prompt_width
+    )
+
+  def _find(
+      self, params: Any, state: DecodeState
+  ) -> tuple[Proposal, jax.Array]:
+    """Returns drafts from text, and which rows take them."""
+    found, _ = self.text.propose(text_lib.store_of(params), None, state)
+    found_B = found.valid_BM[:, 0]
+    # Always so, which the compiler cannot know: the search is not left out.
+    is_text_B = state.seq_len_B > 0
+    if self.drafts_from == 'text':
+      found_B |= is_text_B
+    elif self.drafts_from == 'model':
+      found_B &= ~is_text_B
+    return found, found_B
 
   def propose(
       self, params: Any, drafter_state: Any, state: DecodeState
   ) -> tuple[Proposal, Any]:
     """Drafts J tokens for every row."""
     draft = self.draft
-    found, _ = self.lookup.propose(None, None, state)
+    found, found_B = self._find(params, state)
+    params = text_lib.model_of(params)
     valid_BJ = drafter_lib.within_budget(state, self.num_draft_tokens)
-    found_B = found.valid_BM[:, 0]
     asks_B = valid_BJ[:, 0] & ~found_B
     hidden_B1D, drafter_state = draft.catch_up(params, drafter_state, state)
     cache = drafter_state.cache
@@ -126,50 +148,68 @@ class Hybrid:
     tokens_BJ = jnp.where(found_B[:, None], found.tokens_BM, chain.tokens_BJ)
     proposal = drafter_lib.chain(
         tokens_BJ,
-        valid_BJ,
+        # What was found may be shorter.
+        jnp.where(found_B[:, None], found.valid_BM, valid_BJ),
         draft.head.laws(params, state, tokens_BJ, chain.laws_BJW, found_B),
     )
     return proposal, drafter_state.replace(cache=chain.cache)
 
   def commit(self, params, drafter_state, state, verdict, features):
     """Tells the draft what the target knew."""
-    return self.draft.commit(params, drafter_state, state, verdict, features)
+    return self.draft.commit(
+        text_lib.model_of(params), drafter_state, state, verdict, features
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class HybridTree(Hybrid):
-  """Drafts a chain from the text if it can, else a tree with a model.
+  """Drafts a chain or a tree from text if it can, else a tree with a model.
 
-  Nothing is drawn, so that sampled output too is plain decoding's.
+  Nothing is drawn, so that sampled output too is plain decoding's. What was
+  found is right more often than what a model guesses, and may have more nodes:
+  passes are compiled for the tree's number and for the text's.
 
   Attributes:
-    lookup: of as many tokens as the tree has nodes.
+    text: of any number of nodes; a chain that is looked up is as deep.
     draft: the tree.
+    drafts_from: as `Hybrid`.
   """
 
   draft: Beam
 
   def __post_init__(self) -> None:
-    super().__post_init__()
-    if self.draft.max_depth < self.num_draft_tokens:
+    depth = drafter_lib.max_depth(self.text)
+    if self.draft.max_depth < depth:
       raise ValueError(
-          f'a chain of {self.num_draft_tokens} is deeper than the '
-          f'{self.draft.max_depth} tokens the draft can catch up with.'
+          f'a draft of {depth} tokens from text is deeper than the '
+          f'{self.draft.max_depth} tokens the model can catch up with.'
       )
 
   @property
+  def num_draft_tokens(self) -> int:
+    """M, of whichever has more nodes."""
+    return max(self.text.num_draft_tokens, self.draft.num_draft_tokens)
+
+  @property
   def max_depth(self) -> int:
-    """A; a chain is as deep as it has nodes."""
+    """A, of whichever is deeper."""
     return self.draft.max_depth
+
+  @property
+  def buckets(self) -> tuple[int, ...]:
+    """Numbers of nodes that passes are compiled for, M last."""
+    sizes = {*drafter_lib.buckets(self.text), self.draft.num_draft_tokens}
+    return tuple(sorted(sizes))
 
   def propose(
       self, params: Any, drafter_state: Any, state: DecodeState
   ) -> tuple[Proposal, Any]:
     """Drafts a chain or a tree for every row."""
     beam = self.draft
-    found, _ = self.lookup.propose(None, None, state)
-    found = found.replace(shape='tree')
-    found_B = found.valid_BM[:, 0]
+    found, found_B = self._find(params, state)
+    M = self.num_draft_tokens
+    found = found.replace(shape='tree').padded(M)
+    params = text_lib.model_of(params)
     can_B = drafter_lib.within_budget(state, 1)[:, 0]
     hidden_B1D, drafter_state = beam.draft.catch_up(
         params, drafter_state, state
@@ -179,7 +219,9 @@ class HybridTree(Hybrid):
     def grow() -> tuple[Proposal, KVCache]:
       tree, written = beam.grow(params, state, hidden_B1D, cache)
       chosen = jax.tree.map(
-          lambda x, y: jnp.where(found_B[:, None], x, y), found, tree
+          lambda x, y: jnp.where(found_B[:, None], x, y),
+          found,
+          tree.padded(M),
       )
       return chosen, written
 

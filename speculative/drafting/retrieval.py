@@ -18,7 +18,7 @@ from speculative import sharding
 from speculative.decoding import drafter as drafter_lib
 from speculative.decoding.drafter import Proposal
 from speculative.decoding.state import DecodeState
-from speculative.drafting.config import RetrievalConfig
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.retrieval import context
 from speculative.retrieval import host_search
 from speculative.retrieval import search
@@ -68,6 +68,11 @@ class Retrieval:
     """Numbers of nodes that passes over trees are compiled for, M last."""
     M = self.num_draft_tokens
     return (*(n for n in self.settings.buckets if n < M), M)
+
+  def with_least_match(self) -> 'Retrieval':
+    """Returns one that drafts after a match of one token."""
+    settings = dataclasses.replace(self.settings, min_ngram=1)
+    return dataclasses.replace(self, settings=settings)
 
   def init(self, params, state, features, *, prompt_width):
     """Has no state: the text is in the DecodeState."""

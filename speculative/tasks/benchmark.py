@@ -123,6 +123,10 @@ def _prompts(
   if config.decode.batch_size > 1:
     logging.info('Nothing is predicted for batches.')
     return config_lib.load_prompts(config), ()
+  # Nor what takes as many passes of the draft as its text happens to need.
+  if drafter.kind == 'cascade':
+    logging.info('Nothing is predicted for a cascade.')
+    return config_lib.load_prompts(config), ()
   split = config_lib.load_split(config)
   return split.timed, split.calibration
 

@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
+from typing import Any
 
 from absl import logging
+import jax
+import numpy as np
 
 from speculative.bench import metrics
 from speculative.bench import microbench
@@ -11,12 +15,19 @@ from speculative.bench import predict
 from speculative.bench.predict import Acceptance
 from speculative.bench.predict import Best
 from speculative.bench.predict import Times
+from speculative.decoding import engine as engine_lib
 from speculative.decoding.engine import Engine
 from speculative.decoding.generation import Generation
 from speculative.drafting import hybrid
+from speculative.drafting import text as text_lib
 from speculative.drafting.config import DrafterConfig
 from speculative.drafting.hybrid import Hybrid
+from speculative.drafting.lookup import Lookup
+from speculative.drafting.retrieval import Retrieval
 from speculative.tasks import common
+
+# Texts that are searched for in one call.
+_FOUND_AT_ONCE = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +119,7 @@ def _times(
   ):
     parts = [next(each) for _ in of_setting]
     if len(parts) > 1:
-      share = _share_asked(prepared, engine.step.drafter, found)
+      share = _share_asked(prepared, engine, found)
       parts = [predict.blend(*parts, share)]
     times += parts
   return times
@@ -129,21 +140,50 @@ def _kinds_of_round(engine: Engine) -> list[Engine]:
 
 
 def _share_asked(
-    prepared: common.Prepared, drafter: Hybrid, found: Sequence[Generation]
+    prepared: common.Prepared, engine: Engine, found: Sequence[Generation]
 ) -> float:
   """Returns the share of rounds in which a hybrid asked its draft model."""
-  least, asked, rounds = drafter.lookup.min_ngram, 0, 0
+  asked, rounds = 0, 0
   for batch, generation in zip(prepared.calibration, found, strict=True):
     for prompt, new, starts in zip(
         batch, generation.token_ids, generation.round_starts, strict=True
     ):
-      text = [*prompt, *new]
-      rounds += len(starts)
-      asked += sum(
-          not hybrid.repeats(text[: len(prompt) + start], least)
-          for start in starts
-      )
+      texts = [[*prompt, *new[:start]] for start in starts]
+      rounds += len(texts)
+      asked += len(texts) - sum(_are_found(engine, texts))
   return asked / max(rounds, 1)
+
+
+def _are_found(engine: Engine, texts: Sequence[Sequence[int]]) -> list[bool]:
+  """Tells after which texts a hybrid drafts from text."""
+  text = engine.step.drafter.text
+  if isinstance(text, Lookup):
+    return [hybrid.repeats(ids, text.min_ngram) for ids in texts]
+  put, store = engine.step.model.placement.put, engine.weights.drafter
+  # A few programs serve all texts.
+  width = engine_lib.bucket(max(map(len, texts), default=1))
+  found = []
+  for start in range(0, len(texts), _FOUND_AT_ONCE):
+    some = texts[start : start + _FOUND_AT_ONCE]
+    text_BS = np.zeros((_FOUND_AT_ONCE, width), np.int32)
+    seq_len_B = np.ones(_FOUND_AT_ONCE, np.int32)
+    for row, ids in enumerate(some):
+      text_BS[row, : len(ids)], seq_len_B[row] = ids, len(ids)
+    rows_B = _is_found(
+        text, text_lib.store_of(store), *put((text_BS, seq_len_B))
+    )
+    found += np.asarray(rows_B)[: len(some)].tolist()
+  return found
+
+
+@functools.partial(jax.jit, static_argnames=('text',))
+def _is_found(
+    text: Retrieval, store: Any, text_BS: jax.Array, seq_len_B: jax.Array
+) -> jax.Array:
+  """Tells [B] after which texts anything is retrieved."""
+  found = text.draft(store, text_BS, seq_len_B)
+  # Every host reads all of it.
+  return text.placement.replicate(found.valid_BM[:, 0])
 
 
 def _decode_aside(

@@ -54,9 +54,13 @@ def _drafters(
           f'{drafter.kind!r}.'
       )
     unused = {} if needs_model else {'model': '', 'num_layers': 0}
-    if kind != 'retrieval':
+    retrieves = kind == 'retrieval' or (
+        kind in drafter_config.WITH_BOTH
+        and drafter.hybrid_source == 'retrieval'
+    )
+    if not retrieves:
       unused['store'] = ''
-    if kind == 'lookup' or kind != drafter.kind and drafter.widths:
+    if kind in ('lookup', 'cascade') or kind != drafter.kind and drafter.widths:
       unused |= {'shape': 'chain', 'widths': ()}
     of_kind = dataclasses.replace(drafter, kind=kind, **unused)
     rules = config.verify.rules
@@ -70,8 +74,8 @@ def _drafters(
     if one.is_plain:
       raise UserError(
           'verify compares a drafter with plain decoding; set '
-          "config.drafter.kind to 'lookup', 'retrieval', 'lm' or 'hybrid' and "
-          'config.decode.num_draft_tokens above 0.'
+          "config.drafter.kind to 'lookup', 'retrieval', 'lm', 'hybrid' or "
+          "'cascade' and config.decode.num_draft_tokens above 0."
       )
   return found
 
@@ -211,7 +215,9 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
       batch_size=config.decode.batch_size,
       num_prompts=len(prompts),
   )
-  prepared = common.prepare(config, path, prompts)
+  prepared = common.prepare(
+      config, path, prompts, drafters={common.name(d): d for d in drafters}
+  )
   precision = prepared.model.precision
   if precision.dtype != 'float32':
     logging.warning(

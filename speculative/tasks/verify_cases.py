@@ -65,7 +65,7 @@ class Case:
     how = '' if drafter.is_deterministic else f' {drafter.rule}'
     if drafter.shape != 'chain':
       how = f' {drafter.shape}'
-    return f'{drafter.kind}{how} {self.sampler}'
+    return f'{drafter.label}{how} {self.sampler}'
 
   @property
   def num_laws(self) -> int:

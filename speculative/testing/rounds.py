@@ -17,6 +17,7 @@ from speculative.decoding.loop import Carry
 from speculative.decoding.loop import Step
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting.cascade import Cascade
 from speculative.drafting.hidden_lm import HiddenLm
 from speculative.drafting.lm import Lm
 from speculative.drafting.lookup import Lookup
@@ -43,6 +44,8 @@ class Setting:
     draft: the draft's, of a model by itself or of one that reads the target's
       hidden states; None for prompt look-up.
     num_draft_tokens: J, or M; 0 is plain decoding.
+    num_guessed: tokens that look-up hands a draft model at once, in a cascade;
+      0 is none.
     max_depth: A of random trees, in the place of prompt look-up; 0 for chains.
     buckets: numbers of nodes of such trees, M last; none is M alone.
     logits: 'split' or 'gathered' while sampling.
@@ -57,6 +60,7 @@ class Setting:
   target: TransformerConfig
   draft: TransformerConfig | DraftConfig | None = None
   num_draft_tokens: int = 2
+  num_guessed: int = 0
   max_depth: int = 0
   buckets: tuple[int, ...] = ()
   logits: str = 'gathered'
@@ -227,4 +231,6 @@ def _step(
   draft = _model(setting, setting.draft, mesh, setting.shards)
   kind = HiddenLm if isinstance(draft, DraftModel) else Lm
   lm = kind(draft, num_draft_tokens=num, vocab_size=setting.target.vocab_size)
+  if setting.num_guessed:
+    lm = Cascade(Lookup(setting.num_guessed), lm)
   return Speculative(target, lm), draft

@@ -18,9 +18,12 @@ from speculative.decoding import loop
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting.cascade import Cascade
 from speculative.drafting.hybrid import Hybrid
 from speculative.drafting.lm import Lm
 from speculative.drafting.lookup import Lookup
+from speculative.drafting.retrieval import Retrieval
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.testing import chi_square
 from speculative.testing import oracles
 from speculative.testing.table_model import TableModel
@@ -37,12 +40,18 @@ _COPIES = 1400
 
 _MODEL = TableModel()
 _HYBRID = Hybrid(Lookup(num_draft_tokens=2), Lm(_MODEL, 2, _V, num_behind=3))
+_RETRIEVING = Hybrid(
+    Retrieval(2, RetrievalConfig(sources='context', min_ngram=2, length=2)),
+    Lm(_MODEL, 2, _V, num_behind=3),
+)
 _STEPS = {
     'lookup': Speculative(_MODEL, Lookup(num_draft_tokens=2)),
     'lm token': Speculative(_MODEL, Lm(_MODEL, 2, vocab_size=_V)),
     'lm block': Speculative(_MODEL, Lm(_MODEL, 2, _V), rule='block'),
     'hybrid token': Speculative(_MODEL, _HYBRID),
     'hybrid block': Speculative(_MODEL, _HYBRID, rule='block'),
+    'hybrid of retrieval': Speculative(_MODEL, _RETRIEVING),
+    'cascade': Speculative(_MODEL, Cascade(Lookup(1), Lm(_MODEL, 2, _V))),
 }
 _SETTINGS = [
     {},

@@ -1,10 +1,11 @@
 import pytest
 
 from speculative.drafting.config import DrafterConfig
-from speculative.drafting.config import RetrievalConfig
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.errors import UserError
 
 _CONTEXT = RetrievalConfig(sources='context')
+_BOTH = {'model': 'x', 'hybrid_source': 'retrieval', 'store': 'y'}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,61 @@ _CONTEXT = RetrievalConfig(sources='context')
         (
             {'kind': 'hybrid', 'model': 'x', 'hybrid_ngram': 5},
             'hybrid_ngram is 5; it needs to be in 1 to 4',
+        ),
+        (
+            {'kind': 'hybrid', 'model': 'x', 'hybrid_source': 'retrieval'},
+            "'hybrid' and needs a datastore",
+        ),
+        (
+            {'kind': 'hybrid', 'model': 'x', 'store': 'y'},
+            "store is 'y'.* set config.drafter.hybrid_source to 'retrieval'",
+        ),
+        (
+            {
+                'kind': 'hybrid',
+                'model': 'x',
+                'hybrid_source': 'retrieval',
+                'hybrid_ngram': 17,
+                'retrieval': _CONTEXT,
+            },
+            'hybrid_ngram is 17; .* 1 to 16, .*retrieval.max_ngram',
+        ),
+        (
+            {
+                'kind': 'hybrid',
+                'model': 'x',
+                'hybrid_source': 'retrieval',
+                'num_draft_tokens': 11,
+                'retrieval': _CONTEXT,
+            },
+            'num_draft_tokens is 11, but only 10 tokens',
+        ),
+        (
+            {'kind': 'hybrid', 'model': 'x', 'hybrid_source': 'web'},
+            "hybrid_source is 'web'; .* lookup, retrieval",
+        ),
+        ({'kind': 'cascade'}, "'cascade' and needs a draft model"),
+        (
+            {'kind': 'cascade', 'model': 'x', 'cascade_tokens': 0},
+            'cascade_tokens is 0; it needs to be in 1 to 256',
+        ),
+        (
+            {
+                'kind': 'cascade',
+                'model': 'x',
+                'hybrid_source': 'retrieval',
+                'cascade_tokens': 11,
+                'retrieval': _CONTEXT,
+            },
+            'cascade_tokens is 11, but only 10 tokens',
+        ),
+        (
+            {'kind': 'cascade', 'model': 'x', 'shape': 'tree'},
+            "'tree', but a cascade drafts chains; .* 'hybrid' for a tree",
+        ),
+        (
+            {'kind': 'cascade', 'model': 'x', 'hybrid_source': 'retrieval'},
+            "'cascade' and needs a datastore",
         ),
         ({'shape': 'ring'}, "shape is 'ring'.*one of chain, tree"),
         ({'kind': 'lm', 'model': 'x', 'widths': (2,)}, 'nothing else does'),
@@ -99,6 +155,9 @@ def test_a_drafter_that_cannot_work_is_refused(settings, message):
         ({'kind': 'lm', 'model': 'x.gguf'}, False, False),
         ({'kind': 'hybrid', 'model': 'x.gguf'}, False, False),
         ({'kind': 'lm', 'model': 'x', 'shape': 'tree'}, False, True),
+        (_BOTH | {'kind': 'hybrid'}, False, False),
+        (_BOTH | {'kind': 'hybrid', 'shape': 'tree'}, False, True),
+        (_BOTH | {'kind': 'cascade'}, False, False),
         (
             {'kind': 'lm', 'model': 'x.gguf', 'num_draft_tokens': 0},
             True,
@@ -115,40 +174,15 @@ def test_which_drafters_are_plain_and_which_deterministic(
   assert config.is_deterministic == is_deterministic
 
 
-@pytest.mark.parametrize(
-    'settings, message',
-    [
-        ({'sources': 'web'}, "retrieval.sources is 'web'; .* both, store"),
-        ({'selection': 'best'}, "retrieval.selection is 'best'"),
-        ({'placement': 'here'}, "retrieval.placement is 'here'"),
-        ({'max_ngram': 31}, 'retrieval.max_ngram is 31; .* 1 to 30'),
-        ({'buckets': (24, 8)}, r'buckets is \(24, 8\); .* ascending order'),
-        ({'num_rows': 0}, 'retrieval.num_rows is 0; .* 1 to 4096'),
-        ({'min_ngram': 5, 'max_ngram': 4}, 'min_ngram is 5; .* 1 to 4'),
-        ({'length': 2.5}, 'length of the retrieval is 2.5'),
-        ({'buckets': 8}, 'retrieval.buckets is 8; it needs to be numbers'),
-        ({'buckets': '8'}, "retrieval.buckets is '8'; it needs to be numbers"),
-        (
-            {'context_rows': 1024, 'context_weight': 1000, 'length': 64},
-            r'context_rows \* context_weight \+ num_rows is 1024128; .* length '
-            '64 .* at most 29126',
-        ),
-    ],
-    ids=str,
-)
-def test_retrieval_that_cannot_work_is_refused(settings, message):
-  with pytest.raises(UserError, match=message):
-    RetrievalConfig(**settings)
-
-
-def test_buckets_of_a_list_are_those_of_a_tuple():
-  of_list = RetrievalConfig(buckets=[4, 8])
-  assert of_list == RetrievalConfig(buckets=(4, 8))
-  assert hash(of_list) == hash(RetrievalConfig(buckets=(4, 8)))
-
-
-def test_weights_of_a_source_that_is_not_used_do_not_count():
-  heavy = {'context_rows': 1024, 'context_weight': 1000, 'length': 64}
-  assert RetrievalConfig(sources='store', **heavy).context_weight == 1000
-  with pytest.raises(UserError, match='context_weight'):
-    RetrievalConfig(sources='both', **heavy)
+@pytest.mark.parametrize('kind', ['hybrid', 'cascade'])
+def test_a_store_beside_a_model_is_used_where_it_is_asked_for(kind):
+  both = DrafterConfig(kind, **_BOTH)
+  assert both.uses_store and both.uses_model
+  assert both.label == f'{kind}(retrieval)'
+  of_context = DrafterConfig(
+      kind, **(_BOTH | {'store': ''}), retrieval=_CONTEXT
+  )
+  assert of_context.uses_retrieval and not of_context.uses_store
+  looked_up = DrafterConfig(kind, 'x')
+  assert not looked_up.uses_retrieval
+  assert looked_up.label == kind

@@ -1,5 +1,6 @@
-"""Look-up and a draft model in one drafter, row by row."""
+"""Text and a draft model in one drafter, row by row."""
 
+import dataclasses
 import functools
 
 import jax
@@ -14,13 +15,21 @@ from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
 from speculative.drafting import drawing
 from speculative.drafting import hybrid as hybrid_lib
+from speculative.drafting.beam import Beam
 from speculative.drafting.hidden_lm import HiddenLm
 from speculative.drafting.hybrid import Hybrid
+from speculative.drafting.hybrid import HybridTree
 from speculative.drafting.lm import Lm
 from speculative.drafting.lookup import Lookup
+from speculative.drafting.retrieval import Retrieval
+from speculative.drafting.retrieval_config import RetrievalConfig
+from speculative.drafting.text import StoreAndModel
 from speculative.models import draft as draft_lib
 from speculative.models.draft import DraftModel
 from speculative.models.transformer import Transformer
+from speculative.retrieval import oracle
+from speculative.retrieval.device_store import DeviceStore
+from speculative.testing import stores
 from speculative.testing import tiny
 
 _V, _J = tiny.TARGET.vocab_size, 3
@@ -163,7 +172,173 @@ def test_the_models_passes_are_left_out_where_no_row_asks(target, monkeypatch):
   assert num_asked([_PROMPTS[1]], hybrid.always('text')) == 0
 
 
+@pytest.fixture(scope='module')
+def plain(target) -> Engine:
+  return Engine(Autoregressive(_TARGET), Weights(target))
+
+
+@pytest.fixture(scope='module')
+def store(plain) -> DeviceStore:
+  """What the target says to other prompts."""
+  prompts = [[t, u] for t in range(0, 12, 3) for u in (5, 7)]
+  config = DecodeConfig(max_new_tokens=40, temperature=0.7)
+  written = plain.generate(prompts, config).token_ids
+  tokens = np.array([t for ids in written for t in [*ids, _V]])
+  suffixes = np.asarray(oracle.sort_suffixes(tokens.tolist(), separator=_V))
+  return jax.device_put(stores.of_tokens([(tokens, suffixes)], separator=_V))
+
+
+def _retrieving(num, shape, sources, **settings) -> Retrieval:
+  """Of matches of three tokens, of which half the texts have one."""
+  return Retrieval(
+      num,
+      RetrievalConfig(sources=sources, min_ngram=3, num_rows=16, **settings),
+      shape,
+  )
+
+
+_MIXED = [
+    DecodeConfig(max_new_tokens=30, stop_ids=(11,), seed=seed, **sampler)
+    for seed, sampler in enumerate(
+        (
+            {},
+            {'temperature': 1.0},
+            {'temperature': 0.8, 'top_p': 0.9},
+            {'temperature': 1.2, 'frequency_penalty': 0.4},
+        )
+    )
+]
+
+
+@pytest.mark.parametrize('sources', ['both', 'store'])
+def test_rows_without_a_long_match_are_drafted_by_the_model(
+    target, store, sources
+):
+  text, draft = _retrieving(_J, 'chain', sources), _DRAFTS['model']
+  model = _params('model', target)
+  params = StoreAndModel(store, model)
+  step = Speculative(_TARGET, Hybrid(text, draft))
+  engine = Engine(step, Weights(target, params))
+  carry = engine.start(_PROMPTS, _MIXED)
+  one_round = jax.jit(step)
+  num_found = 0
+  for _ in range(4):
+    states = carry.drafter_state, carry.state
+    got = _propose(step.drafter, params, *states)
+    found = _propose(text, store, None, carry.state)
+    alone = _propose(draft, model, *states)
+    for row in range(len(_PROMPTS)):
+      is_found = bool(found.valid_BM[row, 0])
+      num_found += is_found
+      wanted = found if is_found else alone
+      law = np.asarray(jax.nn.one_hot(wanted.tokens_BM[row], _V))
+      if not is_found:
+        law = alone.probs_BPV[row]
+      np.testing.assert_array_equal(got.tokens_BM[row], wanted.tokens_BM[row])
+      np.testing.assert_array_equal(got.valid_BM[row], wanted.valid_BM[row])
+      np.testing.assert_allclose(got.probs_BPV[row], law, atol=_ATOL)
+    carry = one_round(engine.weights, carry)
+  assert 0 < num_found < 4 * len(_PROMPTS)
+
+
+def test_greedy_output_with_a_store_equals_plain(target, store, plain):
+  name = 'hidden'
+  text = _retrieving(_J, 'chain', 'both')
+  params = StoreAndModel(store, _params(name, target))
+  step = Speculative(_TARGET, Hybrid(text, _DRAFTS[name]))
+  config = DecodeConfig(max_new_tokens=40, stop_ids=(11,))
+  expected = plain.generate(_PROMPTS, config)
+  got = Engine(step, Weights(target, params)).generate(_PROMPTS, config)
+  assert got.token_ids == expected.token_ids
+  assert got.reasons == expected.reasons
+  assert 0 < got.acceptance_rate < 1
+
+
+@pytest.mark.parametrize(
+    'name, shape', [('hidden', 'tree'), ('model', 'tree'), ('model', 'chain')]
+)
+def test_sampled_output_over_trees_with_a_store_equals_plain(
+    target, store, plain, name, shape
+):
+  """Token for token; trees from text are deeper than the model's, and wider."""
+  M, depth = 8, 8 if shape == 'chain' else 4
+  text = _retrieving(M, shape, 'both', length=depth, buckets=(4,))
+  longer = {'num_behind': depth + 1} if name == 'model' else {}
+  draft = dataclasses.replace(_DRAFTS[name], num_draft_tokens=depth, **longer)
+  tree = HybridTree(text, Beam(draft, M, levels=3, width=2))
+  assert (tree.max_depth, tree.buckets) == (depth, (4, M))
+  params = StoreAndModel(store, _params(name, target))
+  engine = Engine(Speculative(_TARGET, tree), Weights(target, params))
+  expected = plain.generate(_PROMPTS, _MIXED)
+  got = engine.generate(_PROMPTS, _MIXED)
+  assert got.token_ids == expected.token_ids
+  assert got.reasons == expected.reasons
+  assert 0 < got.acceptance_rate < 1
+
+
+@pytest.mark.parametrize('num_looked_up', [2, 7])
+def test_text_drafts_another_number_of_tokens_than_the_tree_has(
+    target, plain, num_looked_up
+):
+  """Shorter or longer: each in a pass of its own size."""
+  draft = dataclasses.replace(
+      _DRAFTS['model'], num_draft_tokens=7, num_behind=8
+  )
+  beam = Beam(draft, 4, levels=2, width=2)
+  tree = HybridTree(Lookup(num_looked_up, max_ngram=4, min_ngram=2), beam)
+  assert tree.buckets == tuple(sorted((num_looked_up, 4)))
+  assert tree.num_draft_tokens == max(num_looked_up, 4)
+  weights = Weights(target, _params('model', target))
+  expected = plain.generate(_PROMPTS, _MIXED)
+  got = Engine(Speculative(_TARGET, tree), weights).generate(_PROMPTS, _MIXED)
+  assert got.token_ids == expected.token_ids
+  assert 0 < got.acceptance_rate < 1
+
+
+@pytest.mark.parametrize(
+    'source, expected', [('text', [7] * 4), ('model', [4] * 4)]
+)
+def test_a_round_from_one_source_has_its_number_of_nodes(
+    target, source, expected
+):
+  """As parts of a round are timed, whether or not a text repeats itself."""
+  draft = dataclasses.replace(
+      _DRAFTS['model'], num_draft_tokens=7, num_behind=8
+  )
+  beam = Beam(draft, 4, levels=2, width=2)
+  tree = HybridTree(Lookup(7, max_ngram=4, min_ngram=2), beam).always(source)
+  weights = Weights(target, _params('model', target))
+  engine = Engine(Speculative(_TARGET, tree), weights)
+  prompts = [[1 + i, 9 + i, 17 + i] for i in range(4)]
+  carry = engine.start(prompts, DecodeConfig(max_new_tokens=20))
+  proposal, _ = tree.propose(
+      weights.drafter, carry.drafter_state, carry.state
+  )
+  assert proposal.valid_BM.sum(axis=1).tolist() == expected
+
+
+@pytest.mark.slow
+def test_each_source_alone_changes_no_token_either(target, store, plain):
+  """As parts of a round are timed."""
+  text = _retrieving(_J, 'tree', 'both', length=_J)
+  tree = HybridTree(text, Beam(_DRAFTS['model'], _J, levels=2, width=2))
+  weights = Weights(target, StoreAndModel(store, _params('model', target)))
+  expected = plain.generate(_PROMPTS, _MIXED)
+  drafted = {}
+  for source in ('text', 'model'):
+    step = Speculative(_TARGET, tree.always(source))
+    got = Engine(step, weights).generate(_PROMPTS, _MIXED)
+    assert got.token_ids == expected.token_ids
+    drafted[source] = got.drafted.sum()
+  assert 0 < drafted['text'] < drafted['model']
+
+
 def test_parts_that_do_not_fit_are_refused():
+  beam = Beam(_DRAFTS['model'], _J, levels=2, width=2)
+  shallow = dataclasses.replace(_DRAFTS['model'], num_draft_tokens=2)
+  HybridTree(_LOOKUP, beam)
+  with pytest.raises(ValueError, match='of 3 tokens from text is deeper'):
+    HybridTree(_LOOKUP, dataclasses.replace(beam, draft=shallow))
   with pytest.raises(ValueError, match='same number of tokens, got 4 and 3'):
     Hybrid(Lookup(num_draft_tokens=4), _DRAFTS['hidden'])
   with pytest.raises(ValueError, match='num_behind > 3'):

@@ -13,9 +13,9 @@ from speculative import sharding
 from speculative.decoding import loop
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
-from speculative.drafting.config import RetrievalConfig
 from speculative.drafting.lookup import Lookup
 from speculative.drafting.retrieval import Retrieval
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.models.transformer import Transformer
 from speculative.planning import abstract
 from speculative.retrieval import sharded

@@ -11,8 +11,8 @@ from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
-from speculative.drafting.config import RetrievalConfig
 from speculative.drafting.retrieval import Retrieval
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.models import params as params_lib
 from speculative.models.transformer import Transformer
 from speculative.retrieval import oracle

@@ -117,7 +117,10 @@ def test_rows_have_the_documented_keys_and_nothing_compiles_when_timed(
 
 
 @pytest.mark.slow
-def test_a_hybrid_is_predicted_from_both_kinds_of_rounds(run, monkeypatch):
+@pytest.mark.parametrize('source', ['lookup', 'retrieval'])
+def test_a_hybrid_is_predicted_from_both_kinds_of_rounds(
+    run, monkeypatch, source
+):
   shares = []
   blend = predict.blend
 
@@ -131,12 +134,27 @@ def test_a_hybrid_is_predicted_from_both_kinds_of_rounds(run, monkeypatch):
       'drafter.model': 'target',
       'drafter.num_layers': 1,
       'drafter.hybrid_ngram': 2,
+      'drafter.hybrid_source': source,
+      'drafter.retrieval.sources': 'context',
       'decode.num_draft_tokens': 3,
   }
   _, row = run(fields, texts=(*_TEXTS[:2], 'abcdefg', 'xyxyxy')).results['rows']
   _check_prediction(row)
   # One of the prompts set aside repeats itself from the start.
   assert len(shares) == 1 and 0 < shares[0] < 1
+
+
+@pytest.mark.slow
+def test_a_cascade_is_measured_and_not_predicted(run):
+  fields = {
+      'drafter.kind': 'cascade',
+      'drafter.model': 'target',
+      'drafter.num_layers': 1,
+  }
+  _, row = run(fields).results['rows']
+  assert row['row/name'] == 'cascade 4'
+  assert row['lossless/greedy_equal'] is True
+  assert not _PREDICTION_KEYS & set(row)
 
 
 @pytest.mark.slow

@@ -84,6 +84,10 @@ def test_plain_is_the_same_drafter_without_a_draft():
   assert common.name(plain) == 'plain'
   assert common.name(drafter) == 'lm 3'
   assert common.name(DrafterConfig()) == 'plain'
+  both = dict(model='x', hybrid_source='retrieval', store='y')
+  tree = DrafterConfig('hybrid', shape='tree', **both)
+  assert common.name(tree) == 'hybrid(retrieval) tree 4'
+  assert common.name(DrafterConfig('cascade', **both)) == 'cascade(retrieval) 4'
 
 
 def test_every_batch_is_warmed_up_with_every_setting():

@@ -1,9 +1,12 @@
 import json
 import math
+import pathlib
 
 import jax
 import pytest
 
+from speculative import api
+from speculative import config as config_lib
 from speculative.decoding import verify as chain
 from speculative.errors import UserError
 from speculative.tasks import verify
@@ -73,6 +76,17 @@ _LAW_KEYS = {
 }
 _SAMPLED = {'decode.temperature': 0.8, 'decode.top_p': 0.95, 'seed': 3}
 _LM = {'drafter.kind': 'lm', 'drafter.model': 'random://tiny_draft'}
+_HYBRID = _LM | {
+    'drafter.kind': 'hybrid',
+    'drafter.hybrid_source': 'retrieval',
+    'drafter.retrieval.sources': 'context',
+}
+_TREE = {
+    'drafter.shape': 'tree',
+    'drafter.levels': 2,
+    'drafter.width': 2,
+    'decode.num_draft_tokens': 6,
+}
 
 
 @pytest.mark.slow
@@ -84,8 +98,22 @@ _LM = {'drafter.kind': 'lm', 'drafter.model': 'random://tiny_draft'}
         (_SAMPLED, 3, _ROW_KEYS | _LAW_KEYS),
         # A sampled draft promises the law alone.
         (_SAMPLED | _LM, 0, _ROW_KEYS | _LAW_KEYS),
+        (_SAMPLED | _HYBRID, 0, _ROW_KEYS | _LAW_KEYS),
+        (_SAMPLED | _HYBRID | _TREE, 3, _ROW_KEYS | _LAW_KEYS),
+        (
+            _SAMPLED | _HYBRID | {'drafter.kind': 'cascade'},
+            0,
+            _ROW_KEYS | _LAW_KEYS,
+        ),
     ],
-    ids=['greedy', 'sampled', 'sampled lm'],
+    ids=[
+        'greedy',
+        'sampled',
+        'sampled lm',
+        'sampled hybrid',
+        'sampled hybrid tree',
+        'sampled cascade',
+    ],
 )
 def test_a_lossless_drafter_passes(
     run, tmp_path, capsys, fields, num_equal, row_keys
@@ -172,5 +200,43 @@ def test_a_drafter_whose_tokens_all_pass_fails(run, tmp_path, capsys):
 )
 def test_what_cannot_be_verified_is_refused(run, tmp_path, fields, message):
   with pytest.raises(UserError, match=message):
+    run(fields)
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_store_goes_to_the_drafters_that_search_it(get_config):
+  config = get_config(
+      _HYBRID
+      | _TREE
+      | {
+          'drafter.retrieval.sources': 'both',
+          'drafter.store': 'some.store',
+          'verify.drafters': ('config', 'lookup', 'retrieval', 'lm', 'cascade'),
+      }
+  )
+  found = verify._drafters(config, config_lib.parse(config).drafter)
+  assert [(d.label, d.shape, d.store, bool(d.model)) for d in found] == [
+      ('hybrid(retrieval)', 'tree', 'some.store', True),
+      ('lookup', 'chain', '', False),
+      ('retrieval', 'tree', 'some.store', False),
+      ('lm', 'tree', '', True),
+      ('cascade(retrieval)', 'chain', 'some.store', True),
+  ]
+
+
+def test_a_drafter_that_its_model_cannot_be_is_refused_unread(
+    run, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(
+      api.LanguageModel, 'load_weights', lambda self: pytest.fail('was read')
+  )
+  pair = pathlib.Path(__file__).parents[1] / 'data/tiny_pair'
+  fields = {
+      'target.model': str(pair / 'target'),
+      'drafter.kind': 'lm',
+      'drafter.model': str(pair / 'draft'),
+      'verify.drafters': ('config', 'cascade'),
+  }
+  with pytest.raises(UserError, match="token by token .* kind to 'hybrid'"):
     run(fields)
   assert not (tmp_path / 'run').exists()
