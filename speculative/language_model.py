@@ -16,10 +16,12 @@ from speculative.decoding.autoregressive import Autoregressive
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.generation import Generation
+from speculative.decoding.host_engine import HostEngine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
 from speculative.drafting import build
 from speculative.drafting import config as drafter_config
+from speculative.drafting import given
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.models import int8
@@ -109,6 +111,8 @@ class LanguageModel:
   def _load_drafter(
       self, target: params_lib.Params
   ) -> params_lib.Params | DeviceStore | ShardedStore | None:
+    if self._drafter.asks_host:
+      return None
     if self._store is not None:
       if self._drafter.retrieval.placement == 'split':
         mesh = self._placement.mesh
@@ -160,8 +164,19 @@ class LanguageModel:
       drafter = self._drafter
     drafter = drafter_config.named(drafter)
     if drafter not in self._engines:
-      self._engines[drafter] = Engine(self._step(drafter), self.load_weights())
+      self._engines[drafter] = self._make_engine(drafter)
     return self._engines[drafter]
+
+  def _make_engine(self, drafter: DrafterConfig) -> Engine:
+    step = self._step(drafter)
+    if drafter.is_plain or not drafter.asks_host:
+      return Engine(step, self.load_weights())
+    retrieval = step.drafter
+    return HostEngine(
+        dataclasses.replace(step, drafter=given.in_place_of(retrieval)),
+        self.load_weights(),
+        retrieval.on_host(self._store),
+    )
 
   def check_drafter(self) -> None:
     """Refuses a drafter that its draft model cannot be, without weights.

@@ -20,7 +20,7 @@ DETERMINISTIC = ('none', 'lookup', 'retrieval')
 
 SOURCES = ('both', 'store', 'context')
 SELECTIONS = ('weight', 'random')
-PLACEMENTS = ('whole', 'split')
+PLACEMENTS = ('whole', 'split', 'host')
 _RETRIEVAL = 'config.drafter.retrieval'
 # Rows are sorted in every round.
 _MOST = {
@@ -58,8 +58,9 @@ class RetrievalConfig:
       sample.
     context_rows: matches in the text that are read, the latest.
     context_weight: what one of these counts, where one of the store counts 1.
-    placement: of the store, 'whole' on every device or its shards 'split' over
-      the mesh's axis model.
+    placement: of the store, 'whole' on every device, its shards 'split' over
+      the mesh's axis model, or on the 'host', which reads of the file what it
+      needs.
     buckets: numbers of nodes that passes over smaller trees are compiled for;
       those below num_draft_tokens count.
   """
@@ -343,6 +344,11 @@ class DrafterConfig:
   def uses_store(self) -> bool:
     """Whether there is a datastore."""
     return self.kind == 'retrieval' and self.retrieval.uses_store
+
+  @property
+  def asks_host(self) -> bool:
+    """Whether the host drafts, between rounds."""
+    return self.uses_store and self.retrieval.placement == 'host'
 
   @property
   def drafts_tree(self) -> bool:
