@@ -257,6 +257,12 @@ class DrafterConfig:
           "set config.drafter.kind to 'retrieval' and "
           f"{_RETRIEVAL}.sources to 'both' or 'store', or leave the store out."
       )
+    if self.asks_host and self.kind != 'retrieval':
+      raise UserError(
+          f"{_RETRIEVAL}.placement is 'host', but kind {self.kind!r} drafts on "
+          "the device; set it to 'whole' or 'split', or config.drafter.kind to "
+          "'retrieval'."
+      )
     retrieval = self.retrieval
     if (
         self.kind == 'retrieval'
