@@ -86,8 +86,15 @@ def _load(store: str, **settings):
   return speculative.load(_NAME, dtype='float32', drafter=drafter)
 
 
-@pytest.mark.parametrize('shape', ['chain', 'tree'])
-@pytest.mark.parametrize('sources', ['both', 'store'])
+@pytest.mark.parametrize(
+    'shape, sources',
+    [
+        ('chain', 'both'),
+        ('tree', 'store'),
+        pytest.param('chain', 'store', marks=pytest.mark.slow),
+        pytest.param('tree', 'both', marks=pytest.mark.slow),
+    ],
+)
 def test_a_store_on_the_host_drafts_what_it_drafts_on_the_device(
     store, shape, sources
 ):
