@@ -82,7 +82,8 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter.retrieval.num_rows = 128
   config.drafter.retrieval.context_rows = 16
   config.drafter.retrieval.context_weight = 4
-  # 'whole' on every device, or shards 'split' over mesh.model.
+  # 'whole' on every device, shards 'split' over mesh.model, or left on the
+  # 'host' and read as needed, for a store larger than the devices' memory.
   config.drafter.retrieval.placement = 'whole'
   # Sizes of trees, below num_draft_tokens, that passes are compiled for.
   config.drafter.retrieval.buckets = (8, 24)

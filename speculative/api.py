@@ -9,6 +9,8 @@ print(result.texts[0], result.generation.tokens_per_round)
 
 import os
 
+import jax
+
 from speculative import sharding
 from speculative.checkpoints import pretrained
 from speculative.checkpoints.draft_dir import DraftCheckpoint
@@ -73,15 +75,27 @@ def _open_store(
     target: pretrained.Pretrained, drafter: DrafterConfig
 ) -> DeviceStore:
   """Opens the datastore and refuses what cannot draft for the target."""
-  # All of it: on the device, nothing looks at ids and positions again.
+  # All of it, as on the device nothing looks at ids and positions again. The
+  # host's search does, and such a file may be larger than the memory.
   opened = datastore.open_store(
-      drafter.store, tokenizer=target.tokenizer.fingerprint, verify='all'
+      drafter.store,
+      tokenizer=target.tokenizer.fingerprint,
+      verify='header' if drafter.asks_host else 'all',
   )
   depth = opened.header.depth
   drafter.check_depth(depth)
   return device_store.of_arrays(
       opened.shards, separator=opened.header.separator, depth=depth
   )
+
+
+def _check_hosts(drafter: DrafterConfig) -> None:
+  if drafter.asks_host and jax.process_count() > 1:
+    raise UserError(
+        "config.drafter.retrieval.placement is 'host', which drafts for one "
+        f"process, but there are {jax.process_count()}; set it to 'whole' or "
+        "'split'."
+    )
 
 
 def _check_int8(drafter: DrafterConfig, placement: Placement) -> None:
@@ -128,6 +142,7 @@ def open_model(
       target.
   """
   drafter = drafter_config.named(drafter)
+  _check_hosts(drafter)
   if layers not in LAYOUTS:
     raise UserError(
         f'layers is {layers!r}; it needs to be one of {", ".join(LAYOUTS)}.'

@@ -16,10 +16,12 @@ from speculative.decoding.autoregressive import Autoregressive
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.generation import Generation
+from speculative.decoding.host_engine import HostEngine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
 from speculative.drafting import build
 from speculative.drafting import config as drafter_config
+from speculative.drafting import given
 from speculative.drafting.config import DrafterConfig
 from speculative.drafting.text import StoreAndModel
 from speculative.errors import UserError
@@ -115,7 +117,7 @@ class LanguageModel:
     return self._weights[_parts_of(self._drafter)]
 
   def _load_store(self) -> DeviceStore | ShardedStore | None:
-    if self._store is None:
+    if self._store is None or self._drafter.asks_host:
       return None
     if self._drafter.retrieval.placement == 'split':
       mesh = self._placement.mesh
@@ -169,10 +171,21 @@ class LanguageModel:
       drafter = self._drafter
     drafter = drafter_config.named(drafter)
     if drafter not in self._engines:
-      step = self._step(drafter)
-      self.load_weights()
-      self._engines[drafter] = Engine(step, self._weights[_parts_of(drafter)])
+      self._engines[drafter] = self._make_engine(drafter)
     return self._engines[drafter]
+
+  def _make_engine(self, drafter: DrafterConfig) -> Engine:
+    step = self._step(drafter)
+    self.load_weights()
+    weights = self._weights[_parts_of(drafter)]
+    if drafter.is_plain or not drafter.asks_host:
+      return Engine(step, weights)
+    retrieval = step.drafter
+    return HostEngine(
+        dataclasses.replace(step, drafter=given.in_place_of(retrieval)),
+        weights,
+        retrieval.on_host(self._store),
+    )
 
   def check_drafter(self, drafter: DrafterConfig | None = None) -> None:
     """Refuses a drafter that its draft model cannot be, without weights.

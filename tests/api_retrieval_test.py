@@ -2,6 +2,7 @@
 
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 
@@ -48,7 +49,12 @@ def store(tmp_path_factory, plain) -> str:
 
 
 @pytest.mark.parametrize(
-    'placement, mesh', [('whole', None), ('split', MeshConfig(1, 2))]
+    'placement, mesh',
+    [
+        ('whole', None),
+        ('split', MeshConfig(1, 2)),
+        ('host', MeshConfig(2, 1)),
+    ],
 )
 def test_a_store_drafts_and_changes_nothing(plain, store, placement, mesh):
   drafter = DrafterConfig(
@@ -66,6 +72,124 @@ def test_a_store_drafts_and_changes_nothing(plain, store, placement, mesh):
   assert (
       model.generate(_PROMPTS, drafter='lookup', **_SETTINGS).texts == got.texts
   )
+
+
+def _load(store: str, **settings):
+  shape = settings.pop('shape', 'chain')
+  drafter = DrafterConfig(
+      'retrieval',
+      shape=shape,
+      num_draft_tokens=4 if shape == 'chain' else 12,
+      store=store,
+      retrieval=RetrievalConfig(**settings),
+  )
+  return speculative.load(_NAME, dtype='float32', drafter=drafter)
+
+
+@pytest.mark.parametrize(
+    'shape, sources',
+    [
+        ('chain', 'both'),
+        ('tree', 'store'),
+        pytest.param('chain', 'store', marks=pytest.mark.slow),
+        pytest.param('tree', 'both', marks=pytest.mark.slow),
+    ],
+)
+def test_a_store_on_the_host_drafts_what_it_drafts_on_the_device(
+    store, shape, sources
+):
+  # Two that draw what the store knows, and a greedy one that ends early.
+  prompts = [*_PROMPTS, 'abab']
+  rows = [
+      {'temperature': 0.8},
+      {'temperature': 0.8, 'seed': 1},
+      {'temperature': 0.0, 'max_new_tokens': 9},
+  ]
+  whole, host = (
+      _load(store, shape=shape, sources=sources, placement=placement)
+      .generate(prompts, rows=rows, max_new_tokens=24)
+      .generation
+      for placement in ('whole', 'host')
+  )
+  assert host.num_rounds < 24 - 1 and host.accepted.sum() > 0
+  for name in ('token_ids', 'reasons', 'num_rounds'):
+    assert getattr(host, name) == getattr(whole, name), name
+  for name in ('round_starts', 'rounds', 'drafted', 'tested', 'accepted'):
+    np.testing.assert_array_equal(
+        np.concatenate([np.ravel(x) for x in getattr(host, name)]),
+        np.concatenate([np.ravel(x) for x in getattr(whole, name)]),
+        err_msg=name,
+    )
+
+
+@pytest.fixture(scope='module')
+def on_host(store):
+  return _load(store, placement='host')
+
+
+def test_streams_and_stop_strings_are_the_same_from_a_store_on_the_host(
+    plain, on_host
+):
+  text = plain[1].texts[0]
+  stop = next(c for c in text[6:] if c.isascii() and c not in text[:6])
+  settings = _SETTINGS | {'stop_strings': (stop,), 'rounds_per_call': 2}
+  said = ['', '']
+
+  def say(row, new):
+    said[row] += new
+
+  got = on_host.generate(_PROMPTS, on_text=say, **settings)
+  assert got.texts == said
+  assert got.texts == plain[0].generate(_PROMPTS, **settings).texts
+  assert got.texts[0] == text[: text.index(stop)]
+
+
+def test_a_store_that_is_read_as_needed_is_not_read_to_be_opened(
+    monkeypatch, store
+):
+  seen = []
+  open_store = datastore.open_store
+  monkeypatch.setattr(
+      datastore,
+      'open_store',
+      lambda *args, verify, **settings: (
+          seen.append(verify) or open_store(*args, verify=verify, **settings)
+      ),
+  )
+  for placement in ('host', 'whole'):
+    drafter = DrafterConfig(
+        'retrieval', store=store, retrieval=RetrievalConfig(placement=placement)
+    )
+    api.open_model(_NAME, drafter=drafter)
+  assert seen == ['header', 'all']
+
+
+@pytest.mark.parametrize('name', ['low', 'suffixes'])
+def test_a_damaged_store_on_the_host_changes_no_token(
+    tmp_path, plain, store, name
+):
+  opened = datastore.open_store(store)
+  data = bytearray(pathlib.Path(store).read_bytes())
+  rng = np.random.default_rng(0)
+  for said, shard in zip(opened.header.shards, opened.shards, strict=True):
+    start, size = said.arrays[name].offset, getattr(shard, name).nbytes
+    # Any numbers at all.
+    data[start : start + size] = rng.bytes(size)
+  path = tmp_path / 'damaged'
+  path.write_bytes(data)
+  model = _load(str(path), placement='host', sources='store')
+  assert model.generate(_PROMPTS, **_SETTINGS).texts == plain[1].texts
+
+
+def test_a_store_on_the_host_of_one_process_is_refused_to_several(
+    monkeypatch, store
+):
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  drafter = DrafterConfig(
+      'retrieval', store=store, retrieval=RetrievalConfig(placement='host')
+  )
+  with pytest.raises(UserError, match="'host', .* one process, .* are 2"):
+    api.open_model(_NAME, drafter=drafter)
 
 
 def test_a_store_of_another_tokenizer_is_refused_unread(tmp_path, plain):

@@ -93,7 +93,7 @@ def scores(
   room = law.room(engine)
   rows = [law.unending(config, num_tokens=room)] * len(texts)
   p_BV = law.first_laws(plain, texts, rows)
-  carry = engine.start(texts, rows)
+  carry = engine.drafted(engine.start(texts, rows))
   q_BV = np.asarray(
       _draft_laws(
           engine.weights, carry, step=engine.step, vocab_size=p_BV.shape[1]

@@ -18,7 +18,6 @@ from scipy import stats
 from speculative.decoding import adjust
 from speculative.decoding import config as config_lib
 from speculative.decoding import logits as logits_lib
-from speculative.decoding import loop
 from speculative.decoding import state as state_lib
 from speculative.decoding.autoregressive import Autoregressive
 from speculative.decoding.config import DecodeConfig
@@ -198,6 +197,7 @@ def draw_pairs(
   ]
   stop_ids_BE = config_lib.padded_ids([row.stop_ids for row in rows])
   start = engine.start([prompt], [rows[0]])
+  num_rounds = engine.step.model.placement.put(np.int32(2))
   pairs = np.zeros((num_batches, num_rows, 2), np.int32)
   for batch in range(num_batches):
     seeded = [
@@ -206,11 +206,8 @@ def draw_pairs(
     ]
     settings = (config_lib.sampling_of(seeded), stop_ids_BE)
     carry = _tiled(start, *jax.device_put(settings), num_rows)
-    carry = loop.run(
-        weights=engine.weights,
-        carry=carry,
-        num_rounds=jax.device_put(np.int32(2)),
-        step=engine.step,
+    carry = engine.advance(
+        carry, num_rounds=num_rounds, ended_B=np.zeros(num_rows, bool)
     )
     tokens = jax.device_get(carry.state.tokens_BS)
     pairs[batch] = tokens[:, len(prompt) : len(prompt) + 2]

@@ -21,10 +21,10 @@ import numpy as np
 
 from speculative import watchdog
 from speculative.bench.predict import Times
-from speculative.decoding import loop
 from speculative.decoding import state as state_lib
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
+from speculative.decoding.host_engine import HostEngine
 from speculative.decoding.loop import Carry
 from speculative.decoding.loop import Step
 from speculative.decoding.loop import Weights
@@ -221,14 +221,10 @@ def _rounds(
     carry = jax.block_until_ready(engine.start(prompts, config))
     arguments = {
         'num_rounds': put(count),
-        'ended_B': put(np.zeros(engine.num_rows(len(prompts)), bool)),
+        'ended_B': np.zeros(engine.num_rows(len(prompts)), bool),
     }
     started = time.perf_counter()
-    carry = jax.block_until_ready(
-        loop.run(
-            weights=engine.weights, carry=carry, step=engine.step, **arguments
-        )
-    )
+    carry = jax.block_until_ready(engine.advance(carry, **arguments))
     elapsed = time.perf_counter() - started
     # A short budget ends rows before.
     return 1e3 * elapsed / max(int(carry.state.num_rounds), 1)
@@ -246,7 +242,7 @@ class _Held:
       config: DecodeConfig,
       count: np.int32,
   ) -> None:
-    self._carry = engine.start(prompts, config)
+    self._engine, self._carry = engine, engine.start(prompts, config)
     self._weights, self._step = engine.weights, engine.step
     self._count = engine.step.model.placement.put(count)
     self._num = int(count)
@@ -276,6 +272,10 @@ class _Held:
   def proposals(self) -> float:
     """Returns the milliseconds of drafting once."""
     started = time.perf_counter()
+    if isinstance(self._engine, HostEngine):
+      for _ in range(self._num):
+        self._carry = jax.block_until_ready(self._engine.drafted(self._carry))
+      return 1e3 * (time.perf_counter() - started) / self._num
     self._carry, proposal = proposals(
         weights=self._weights,
         carry=self._carry,

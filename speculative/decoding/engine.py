@@ -122,6 +122,21 @@ class Engine:
     self.step = step
     self.weights = weights
 
+  def with_step(self, step: Step) -> 'Engine':
+    """Returns an engine of the same kind and weights for another round."""
+    return Engine(step, self.weights)
+
+  def drafted(self, carry: Carry) -> Carry:
+    """Returns a carry after whose text the drafter can be asked.
+
+    Args:
+      carry: from `start` or `advance`.
+
+    Returns:
+      The Carry, with what has to be known before a round.
+    """
+    return carry
+
   def num_rows(self, batch: int) -> int:
     """Returns the rows a batch takes: a multiple of the mesh's axis data."""
     size = self.step.model.placement.data_size

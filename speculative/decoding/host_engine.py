@@ -7,7 +7,6 @@ of some hundred numbers, and the device waits for the host.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -36,21 +35,40 @@ class HostEngine(Engine):
     super().__init__(step, weights)
     self.draft = draft
 
-  def advance(
-      self, carry: Carry, *, num_rounds: Any, ended_B: np.ndarray
+  def with_step(self, step: Step) -> 'HostEngine':
+    """See `Engine`."""
+    return HostEngine(step, self.weights, self.draft)
+
+  def drafted(self, carry: Carry) -> Carry:
+    """Drafts on the host, and puts it where the round looks for it."""
+    state = carry.state
+    tokens_BS, seq_len_B = jax.device_get((state.tokens_BS, state.seq_len_B))
+    return self._with_draft(carry, tokens_BS, seq_len_B)
+
+  def _with_draft(
+      self, carry: Carry, tokens_BS: np.ndarray, seq_len_B: np.ndarray
   ) -> Carry:
-    """Drafts, and runs one round, whatever number is asked for."""
-    del num_rounds
-    tokens_BS, seq_len_B = jax.device_get(
-        (carry.state.tokens_BS, carry.state.seq_len_B)
-    )
     with jax.transfer_guard('allow'):
       proposal = self.draft(tokens_BS, seq_len_B)
-    carry = carry.replace(drafter_state=self._put(proposal))
-    return loop.run(
-        weights=self.weights,
-        carry=carry,
-        num_rounds=self._put(np.int32(1)),
-        step=self.step,
-        ended_B=self._put(ended_B),
-    )
+    return carry.replace(drafter_state=self._put(proposal))
+
+  def advance(
+      self, carry: Carry, *, num_rounds: jax.Array, ended_B: np.ndarray
+  ) -> Carry:
+    """See `Engine`; the host is asked before every round."""
+    one_round, ended = self._put((np.int32(1), ended_B))
+    for _ in range(int(jax.device_get(num_rounds))):
+      state = carry.state
+      tokens_BS, seq_len_B, done_B = jax.device_get(
+          (state.tokens_BS, state.seq_len_B, state.done_B)
+      )
+      if (done_B | ended_B).all():
+        break
+      carry = loop.run(
+          weights=self.weights,
+          carry=self._with_draft(carry, tokens_BS, seq_len_B),
+          num_rounds=one_round,
+          step=self.step,
+          ended_B=ended,
+      )
+    return carry

@@ -184,6 +184,12 @@ class DrafterConfig:
           f"set config.drafter.{field} to 'retrieval' and "
           f"{_RETRIEVAL}.sources to 'both' or 'store', or leave the store out."
       )
+    if self.asks_host and self.kind != 'retrieval':
+      raise UserError(
+          f"{_RETRIEVAL}.placement is 'host', but kind {self.kind!r} drafts on "
+          "the device; set it to 'whole' or 'split', or config.drafter.kind to "
+          "'retrieval'."
+      )
     name, num = 'num_draft_tokens', self.num_draft_tokens
     if self.kind == 'cascade':
       name, num = 'config.drafter.cascade_tokens', self.cascade_tokens
@@ -288,6 +294,11 @@ class DrafterConfig:
     if self.kind in WITH_BOTH and self.uses_retrieval:
       return f'{self.kind}({self.hybrid_source})'
     return self.kind
+
+  @property
+  def asks_host(self) -> bool:
+    """Whether the host drafts, between rounds."""
+    return self.uses_store and self.retrieval.placement == 'host'
 
   @property
   def drafts_tree(self) -> bool:

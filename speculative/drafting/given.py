@@ -13,6 +13,7 @@ from jax import numpy as jnp
 from speculative.decoding import drafter as drafter_lib
 from speculative.decoding.drafter import Proposal
 from speculative.decoding.state import DecodeState
+from speculative.drafting.retrieval import Retrieval
 
 
 def empty(batch: int, num_nodes: int, shape: str) -> Proposal:
@@ -30,6 +31,16 @@ def empty(batch: int, num_nodes: int, shape: str) -> Proposal:
       depth_BM=jnp.ones(size, jnp.int32),
       valid_BM=jnp.zeros(size, bool),
       shape=shape,
+  )
+
+
+def in_place_of(retrieval: Retrieval) -> 'Given':
+  """Returns what rounds run where `retrieval.on_host` makes their drafts."""
+  return Given(
+      retrieval.num_draft_tokens,
+      depth=retrieval.max_depth,
+      shape=retrieval.shape,
+      sizes=retrieval.buckets,
   )
 
 

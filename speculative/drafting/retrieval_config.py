@@ -9,7 +9,7 @@ from speculative.retrieval import trie
 
 SOURCES = ('both', 'store', 'context')
 SELECTIONS = ('weight', 'random')
-PLACEMENTS = ('whole', 'split')
+PLACEMENTS = ('whole', 'split', 'host')
 # Of its fields, as the user types them.
 NAME = 'config.drafter.retrieval'
 # Rows are sorted in every round.
@@ -56,8 +56,9 @@ class RetrievalConfig:
       sample.
     context_rows: matches in the text that are read, the latest.
     context_weight: what one of these counts, where one of the store counts 1.
-    placement: of the store, 'whole' on every device or its shards 'split' over
-      the mesh's axis model.
+    placement: of the store, 'whole' on every device, its shards 'split' over
+      the mesh's axis model, or on the 'host', which reads of the file what it
+      needs.
     buckets: numbers of nodes that passes over smaller trees are compiled for;
       those below num_draft_tokens count.
   """

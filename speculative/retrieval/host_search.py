@@ -5,6 +5,9 @@ memory map, of which a query reads a few pages. What it returns is small, and is
 put on the device, where the trie is made of it.
 """
 
+import bisect
+from collections.abc import Callable
+
 import numpy as np
 
 from speculative.retrieval.device_store import DeviceShard
@@ -23,23 +26,62 @@ def _windows(shard: DeviceShard, first: np.ndarray, width: int) -> np.ndarray:
   return ids
 
 
-def _bounds(
-    shard: DeviceShard, ends_BGN: np.ndarray, worth_GN: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns [B, G] the interval of suffixes that begin with each end."""
-  B, G, width = ends_BGN.shape
-  low_2BG = np.zeros((2, B, G), np.int64)
-  high_2BG = np.full(low_2BG.shape, int(shard.num_suffixes))
-  passes_211 = np.array([0, 1])[:, None, None]
-  while (searching := low_2BG < high_2BG).any():
-    middle_2BG = (low_2BG + high_2BG) >> 1
-    # Where nothing is left to halve it may be one beyond the last.
-    start_2BG = shard.suffixes_N.take(middle_2BG, mode='clip')
-    order = np.sign(_windows(shard, start_2BG, width) - ends_BGN)
-    is_before = (order * worth_GN).sum(axis=-1) < passes_211
-    low_2BG = np.where(searching & is_before, middle_2BG + 1, low_2BG)
-    high_2BG = np.where(searching & ~is_before, middle_2BG, high_2BG)
-  return low_2BG[0], low_2BG[1]
+def _key(shard: DeviceShard, num: int) -> Callable[[int], list[int]]:
+  """Returns what reads the first ids of the suffix at a place in the order.
+
+  Python's own numbers and lists, not arrays: for a few ids at a time an array
+  takes ten times as long to make as to read.
+
+  Args:
+    shard: of contiguous arrays.
+    num: ids to read; there may be fewer at the end.
+  """
+  suffixes, low = memoryview(shard.suffixes_N), memoryview(shard.low_N)
+  if shard.high_N is None:
+
+    def read(place: int) -> list[int]:
+      first = suffixes[place]
+      return low[first : first + num].tolist()
+
+    return read
+  high = memoryview(shard.high_N)
+
+  def read_both(place: int) -> list[int]:
+    span = slice(suffixes[place], suffixes[place] + num)
+    pairs = zip(low[span].tolist(), high[span].tolist(), strict=True)
+    return [one | (two << 16) for one, two in pairs]
+
+  return read_both
+
+
+def _first(shard: DeviceShard, end: list[int]) -> int:
+  """Returns the place of the first suffix that is not below an end."""
+  places = range(int(shard.num_suffixes))
+  return bisect.bisect_left(places, end, key=_key(shard, len(end)))
+
+
+def _knows(shard: DeviceShard, end: list[int]) -> bool:
+  place = _first(shard, end)
+  return place < shard.num_suffixes and _key(shard, len(end))(place) == end
+
+
+def _interval(shard: DeviceShard, end: list[int]) -> tuple[int, int]:
+  """Returns the first and one after the last suffix that begin with an end."""
+  low, places = _first(shard, end), range(int(shard.num_suffixes))
+  high = bisect.bisect_right(places, end, lo=low, key=_key(shard, len(end)))
+  return low, high
+
+
+def _longest(store: DeviceStore, text: list[int], min_ngram: int) -> int:
+  """Returns the length of the longest end of a text that a shard knows."""
+  lengths = range(min_ngram, len(text) + 1)
+
+  def is_unknown(length: int) -> bool:
+    return not any(_knows(shard, text[-length:]) for shard in store.shards)
+
+  # What is behind an end is known where the end is, so lengths are in order.
+  num_known = bisect.bisect_left(lengths, True, key=is_unknown)
+  return lengths[num_known - 1] if num_known else 0
 
 
 def longest_match(
@@ -66,29 +108,20 @@ def longest_match(
     ValueError: As DeviceStore.check_ngrams.
   """
   store.check_ngrams(min_ngram, max_ngram)
-  B, S = text_BS.shape
-  lengths_G = np.arange(min_ngram, max_ngram + 1)
-  back_GN = lengths_G[:, None] - np.arange(max_ngram)
-  index_BGN = np.clip(seq_len_B[:, None, None] - back_GN, 0, S - 1)
-  ends_BGN = text_BS[np.arange(B)[:, None, None], index_BGN].astype(np.int64)
-  ends_BGN[ends_BGN >= store.separator] = store.separator + 1
-  worth_GN = np.where(back_GN > 0, 1 << np.maximum(back_GN - 1, 0), 0)
-  shape = (len(store.shards), B, len(lengths_G))
-  low_PBG, high_PBG = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-  for p, shard in enumerate(store.shards):
-    low_PBG[p], high_PBG[p] = _bounds(shard, ends_BGN, worth_GN)
-  known_BG = (low_PBG < high_PBG).any(axis=0)
-  known_BG &= lengths_G <= seq_len_B[:, None]
-  length_B = np.where(known_BG, lengths_G, 0).max(axis=1)
-  best_B = np.maximum(length_B - min_ngram, 0)
-  low_BP = low_PBG[:, np.arange(B), best_B].T
-  high_BP = high_PBG[:, np.arange(B), best_B].T
-  has_BP = (length_B > 0)[:, None] & (low_BP < high_BP)
-  return Match(
-      length_B=length_B,
-      low_BP=np.where(has_BP, low_BP, 0),
-      high_BP=np.where(has_BP, high_BP, 0),
-  )
+  B, P = len(text_BS), len(store.shards)
+  length_B = np.zeros(B, np.int64)
+  low_BP, high_BP = np.zeros((B, P), np.int64), np.zeros((B, P), np.int64)
+  for b, seq_len in enumerate(seq_len_B.tolist()):
+    text = text_BS[b, max(seq_len - max_ngram, 0) : seq_len].tolist()
+    # Ids that are no tokens match nothing, the separator's own included.
+    while any(token >= store.separator for token in text):
+      del text[0]
+    length = length_B[b] = _longest(store, text, min_ngram)
+    for p, shard in enumerate(store.shards if length else ()):
+      low, high = _interval(shard, text[-length:])
+      if low < high:
+        low_BP[b, p], high_BP[b, p] = low, high
+  return Match(length_B=length_B, low_BP=low_BP, high_BP=high_BP)
 
 
 def continuations(

@@ -131,9 +131,8 @@ def _kinds_of_round(engine: Engine) -> list[Engine]:
   if not isinstance(drafter, Hybrid):
     return [engine]
   return [
-      Engine(
-          dataclasses.replace(engine.step, drafter=drafter.always(source)),
-          engine.weights,
+      engine.with_step(
+          dataclasses.replace(engine.step, drafter=drafter.always(source))
       )
       for source in ('model', 'text')
   ]

@@ -162,7 +162,7 @@ def engine_of(model: api.LanguageModel, case: Case, fault: str) -> Engine:
   engine = model.engine(case.drafter)
   if not fault:
     return engine
-  return Engine(faults.inject(engine.step, fault), engine.weights)
+  return engine.with_step(faults.inject(engine.step, fault))
 
 
 def _dealt(

@@ -1,5 +1,6 @@
 """The text that is chosen is one at which mistakes show."""
 
+import jax
 from jax import numpy as jnp
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ from speculative.bench import contexts
 from speculative.decoding.autoregressive import Autoregressive
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
+from speculative.decoding.host_engine import HostEngine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting import given
 from speculative.drafting.lookup import Lookup
 from speculative.testing import table_model
 
@@ -40,6 +43,24 @@ def engines():
           weights,
       ),
   )
+
+
+def test_what_the_host_drafts_is_scored(engines):
+  plain, _ = engines
+
+  def draft(tokens_BS, seq_len_B):
+    del tokens_BS
+    proposal = jax.device_get(given.empty(len(seq_len_B), 2, 'chain'))
+    tokens_BM = np.full((len(seq_len_B), 2), 2, np.int32)
+    return proposal.replace(
+        tokens_BM=tokens_BM, valid_BM=np.ones(tokens_BM.shape, bool)
+    )
+
+  host = HostEngine(
+      Speculative(plain.step.model, given.Given(2, 2)), plain.weights, draft
+  )
+  found = contexts.scores(plain, host, [[3, 1], [3, 0]], _CONFIG)
+  np.testing.assert_allclose(found, [0.5**4, 0], atol=1e-6)
 
 
 def test_scores_by_hand(engines):

@@ -1,13 +1,18 @@
+import time
+
 import jax
 from jax import numpy as jnp
 import numpy as np
 import pytest
 
 from speculative.bench import microbench
+from speculative.decoding.autoregressive import Autoregressive
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
+from speculative.decoding.host_engine import HostEngine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting import given
 from speculative.drafting.lookup import Lookup
 from speculative.models.transformer import Transformer
 from speculative.testing import tiny
@@ -35,6 +40,29 @@ def start(engine):
     }
 
   return call
+
+
+def test_drafts_of_the_host_are_timed_on_the_host(engine):
+  calls = []
+
+  def draft(tokens_BS, seq_len_B):
+    calls.append((seq_len_B.tolist(), tokens_BS[0, :5].tolist()))
+    time.sleep(0.02)
+    return jax.device_get(given.empty(1, 2, 'chain'))
+
+  host = HostEngine(
+      Speculative(Transformer(tiny.TARGET), given.Given(2, 2)),
+      engine.weights,
+      draft,
+  )
+  config = DecodeConfig(max_new_tokens=4, max_seq_len=64)
+  plain = engine.with_step(Autoregressive(Transformer(tiny.TARGET)))
+  (found,) = microbench.time_parts(plain, [host], [_PROMPT], config, repeats=1)
+  assert found.shape == 'chain'
+  assert found.propose_ms >= 20 and found.round_ms >= 20
+  # Three turns and one before: so often the same text, and four rounds.
+  assert calls.count(([5], _PROMPT)) == 4 * (4 + 1)
+  assert len(calls) == 4 * (4 + 4)
 
 
 def test_parts_take_turns_and_the_first_does_not_count():

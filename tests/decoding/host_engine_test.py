@@ -1,5 +1,7 @@
 """Drafts made on the host, between rounds."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -80,4 +82,8 @@ def test_what_the_host_knows_is_kept_and_what_it_guesses_wrong_is_not(
   # Everything right was kept, in the rounds in which something was drafted.
   longest = max(len(ids) for ids in expected.token_ids)
   assert len(calls) == int(got.num_rounds) < longest
+  calls.clear()
+  rows = [dataclasses.replace(row, rounds_per_call=2) for row in _ROWS]
+  assert engine.generate(_PROMPTS, rows).token_ids == expected.token_ids
+  assert len(calls) == int(got.num_rounds)
   assert got.acceptance_rate > 0.8

@@ -187,6 +187,17 @@ def test_trees_of_fewer_levels_than_nodes_are_predicted(run, fields):
   _check_prediction(row)
 
 
+@pytest.mark.slow
+def test_drafts_of_the_host_are_timed_and_predicted(run, store_on_host):
+  _, row = run(store_on_host).results['rows']
+  assert row['row/name'] == 'retrieval tree 5'
+  assert row['lossless/greedy_equal'] is True
+  assert row['compile/count_after_warm_up'] == 0
+  assert row['decode/draft_yield'] > 0
+  assert row['time/draft_frac'] > 0
+  _check_prediction(row)
+
+
 def _check_prediction(row):
   values = [row[key] for key in _PREDICTION_KEYS]
   flat = np.concatenate([np.ravel(value) for value in values])

@@ -7,7 +7,12 @@ import json
 import pathlib
 
 from ml_collections import config_dict
+import numpy as np
 import pytest
+
+from speculative.retrieval import datastore
+from speculative.retrieval.datastore import Facts
+from speculative.tokenizer import byte_level
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -31,6 +36,27 @@ def get_config(monkeypatch) -> Callable[..., config_dict.ConfigDict]:
     return config
 
   return get
+
+
+@pytest.fixture
+def store_on_host(tmp_path) -> dict[str, object]:
+  """Returns what drafts trees from a store of some texts, on the host."""
+  tokenizer = byte_level.ByteTokenizer()
+  separator = tokenizer.vocab_size
+  text = b'abc abd xyz xyy aab ' * 3
+  shard = datastore.make_shard(
+      np.array([*text, separator]), separator=separator, num_threads=1
+  )
+  path = tmp_path / 'some.store'
+  datastore.write(path, Facts(tokenizer.fingerprint, separator), [shard])
+  return {
+      'drafter.kind': 'retrieval',
+      'drafter.shape': 'tree',
+      'drafter.store': str(path),
+      'drafter.retrieval.placement': 'host',
+      'drafter.retrieval.length': 2,
+      'decode.num_draft_tokens': 5,
+  }
 
 
 @pytest.fixture

@@ -148,6 +148,16 @@ def test_a_lossless_drafter_passes(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('fault', ['', 'independent_node_draws'])
+def test_drafts_of_the_host_are_verified(run, store_on_host, fault):
+  result = run(_SAMPLED | store_on_host | {'verify.fault': fault})
+  (row,) = result.results['rows']
+  assert bool(row['verify/rows_differ']) is bool(fault)
+  assert result.results['verify/passed'] is not bool(fault)
+  assert row['verify/samples'] == 1024
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures('accept_everything')
 def test_a_drafter_whose_tokens_all_pass_fails(run, tmp_path, capsys):
   result = run()
