@@ -91,6 +91,11 @@ class LanguageModel:
     return self._drafter
 
   @property
+  def store(self) -> DeviceStore | None:
+    """The datastore that was opened, of host arrays; None without one."""
+    return self._store
+
+  @property
   def identity(self) -> TargetIdentity:
     """What drafts know the target by; reads one small tensor."""
     return self._target.identity
@@ -163,13 +168,16 @@ class LanguageModel:
       self._engines[drafter] = Engine(self._step(drafter), self.load_weights())
     return self._engines[drafter]
 
-  def check_drafter(self) -> None:
+  def check_drafter(self, drafter: DrafterConfig | None = None) -> None:
     """Refuses a drafter that its draft model cannot be, without weights.
+
+    Args:
+      drafter: as `engine` takes it.
 
     Raises:
       UserError: Naming the field of the drafter.
     """
-    self._step(self._drafter)
+    self._step(drafter or self._drafter)
 
   def _step(self, drafter: DrafterConfig) -> Autoregressive | Speculative:
     num_tokens = self.tokenizer.vocab_size

@@ -1,5 +1,6 @@
 """What tasks share: prompts as tokens, checked before any weight is read."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import pathlib
@@ -57,6 +58,7 @@ def prepare(
     prompts: Sequence[Prompt],
     *,
     calibration: Sequence[Prompt] = (),
+    drafters: Mapping[str, DrafterConfig] | None = None,
 ) -> Prepared:
   """Opens the models, encodes the prompts, reads the weights.
 
@@ -67,6 +69,8 @@ def prepare(
     path: of the workdir.
     prompts: what to answer.
     calibration: prompts to predict from.
+    drafters: that the model has to be able to run with, by the names of their
+      settings; its own is taken for granted.
 
   Returns:
     The Prepared run.
@@ -77,6 +81,11 @@ def prepare(
   """
   run_config = config_lib.parse(config)
   model = run_config.open_model()
+  for setting, drafter in (drafters or {}).items():
+    try:
+      model.check_drafter(drafter)
+    except UserError as error:
+      raise UserError(f'the setting {setting!r}: {error}') from error
   decode = run_config.decode_for(model)
   ids = [
       model.encode(p.text, chat_template=p.chat_template)
@@ -116,6 +125,10 @@ def repeats(config: config_dict.ConfigDict) -> int:
   return config.bench.repeats
 
 
+# Of the row beside which all others are set.
+PLAIN = 'plain'
+
+
 def plain(drafter: DrafterConfig) -> DrafterConfig:
   """Returns the setting of plain decoding beside a drafter."""
   return dataclasses.replace(drafter, num_draft_tokens=0)
@@ -124,7 +137,7 @@ def plain(drafter: DrafterConfig) -> DrafterConfig:
 def name(drafter: DrafterConfig) -> str:
   """Returns 'plain', or for instance 'lookup 4' or 'hybrid tree 5'."""
   if drafter.is_plain:
-    return 'plain'
+    return PLAIN
   shape = '' if drafter.shape == 'chain' else f' {drafter.shape}'
   return f'{drafter.kind}{shape} {drafter.num_draft_tokens}'
 
