@@ -151,6 +151,12 @@ def get_config() -> config_dict.ConfigDict:
   config.bench.repeats = 3
   # Draft lengths to measure; empty measures decode.num_draft_tokens.
   config.bench.num_draft_tokens = (0,)
+  # Drafters to measure instead, over the model, draft model and datastore that
+  # are loaded for config.drafter: each a text of changes of it, such as
+  # 'name=short,kind=lookup,num_draft_tokens=4' or 'retrieval.max_ngram=4', with
+  # fields of config.drafter and num_draft_tokens. What a changed drafter has no
+  # use for (a model, a store) is dropped. Without name= the text is its name.
+  config.bench.settings = ()
   # Prompts at the end of data.prompts that are not timed but predicted from; at
   # most half of them. 0 predicts nothing.
   config.bench.calibration_prompts = 8

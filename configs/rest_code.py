@@ -8,9 +8,9 @@ was left out because it is evaluated. Minutes.
 Variants:
 
   :build      the datastore of Python's standard library; so does `full`
-  :benchmark  plain decoding against trees from the datastore that
-              drafter.store names and the text so far, on the first 40 of
-              data.prompts
+  :benchmark  plain decoding against look-up, and trees and a chain from the
+              datastore that drafter.store names, from the text so far and from
+              both, on the first 40 of data.prompts
   :tiny       a datastore of this file, for a random model of a few thousand
               weights
 """
@@ -37,8 +37,16 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
     config.drafter.store = 'datastore.store'
     config.data.num_prompts = 40
     config.bench.calibration_prompts = 40
+    config.decode.num_draft_tokens = 24
     # Passes over up to 8 rows cost this CPU little more than one over 2.
-    config.bench.num_draft_tokens = (7, 24)
+    config.bench.settings = (
+        'name=look-up 4,kind=lookup,num_draft_tokens=4',
+        'name=datastore 7,retrieval.sources=store,num_draft_tokens=7',
+        'name=text 7,retrieval.sources=context,num_draft_tokens=7',
+        'name=both 7,num_draft_tokens=7',
+        'name=both 24,num_draft_tokens=24',
+        'name=chain of both 7,shape=chain,num_draft_tokens=7',
+    )
   if variant == 'tiny':
     config.target.model = 'random://tiny'
     config.datastore.texts = (__file__,)

@@ -36,8 +36,8 @@ import numpy as np
 
 from speculative.bench import report
 from speculative.checkpoints import pretrained
-from speculative.drafting.config import RetrievalConfig
 from speculative.drafting.retrieval import Retrieval
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.errors import UserError
 from speculative.retrieval import datastore
 from speculative.retrieval import device_store

@@ -95,6 +95,11 @@ class LanguageModel:
     return self._drafter
 
   @property
+  def store(self) -> DeviceStore | None:
+    """The datastore that was opened, of host arrays; None without one."""
+    return self._store
+
+  @property
   def identity(self) -> TargetIdentity:
     """What drafts know the target by; reads one small tensor."""
     return self._target.identity

@@ -13,6 +13,7 @@ from speculative import config as config_lib
 from speculative import run
 from speculative.bench import bandwidth
 from speculative.checkpoints import pretrained
+from speculative.tasks import benchmark
 from speculative.tasks import plan
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -123,6 +124,8 @@ def test_every_variant_parses_without_opening_a_model(
   parsed = config_lib.parse(config)
   assert parsed.target
   assert config_lib.load_prompts(config)
+  if config.task == 'benchmark':
+    assert benchmark.settings_of(config, parsed.drafter)
 
 
 @pytest.mark.parametrize('name', _NAMES)

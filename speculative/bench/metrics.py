@@ -78,6 +78,25 @@ def acceptance_of(generations: Sequence[Generation]) -> Acceptance:
   )
 
 
+def matched(lengths_R: np.ndarray, max_ngram: int) -> dict[str, object]:
+  """Returns the keys that say what retrieval finds.
+
+  Args:
+    lengths_R: the longest match at every round, in tokens; 0 is none.
+    max_ngram: longest that is looked for.
+
+  Returns:
+    The mean over rounds, those without a match too, and the share of rounds of
+    each length from 0 on.
+  """
+  counts = np.bincount(lengths_R, minlength=max_ngram + 1)
+  shares = counts / max(len(lengths_R), 1)
+  return {
+      'retrieval/matched_len': float(lengths_R.mean()),
+      'retrieval/matched_len_histogram': shares.round(4).tolist(),
+  }
+
+
 def without_loops(
     plain: Sequence[Generation], runs: Sequence[Generation]
 ) -> dict[str, float | None]:

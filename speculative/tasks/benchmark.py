@@ -14,18 +14,32 @@ from speculative.bench import compiles
 from speculative.bench import predict
 from speculative.bench.prompts import Prompt
 from speculative.decoding import engine as engine_lib
+from speculative.drafting import changes
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.tasks import common
 from speculative.tasks import measure
 from speculative.tasks import predictions
 from speculative.tasks import results
+from speculative.tasks import retrieved
 from speculative.tasks.results import TaskResult
 
 
-def _settings(
+def settings_of(
     config: config_dict.ConfigDict, drafter: DrafterConfig
-) -> list[DrafterConfig]:
+) -> dict[str, DrafterConfig]:
+  """Returns the drafters to measure by the names of their rows, plain first.
+
+  Args:
+    config: of the run.
+    drafter: config.drafter.
+
+  Raises:
+    UserError: If config.bench names what cannot be measured.
+  """
+  drafters = {common.PLAIN: common.plain(drafter)}
+  if config.bench.settings:
+    return drafters | _listed(config.bench.settings, drafter)
   lengths = config.bench.num_draft_tokens
   if not all(isinstance(n, int) and n >= 0 for n in lengths):
     raise UserError(
@@ -35,11 +49,37 @@ def _settings(
   # Each once and in order; 0 is plain decoding, which is measured anyway.
   lengths = [n for n in dict.fromkeys(lengths) if n]
   if drafter.is_plain and not lengths or drafter.kind == 'none':
-    return [common.plain(drafter)]
-  return [common.plain(drafter)] + [
-      dataclasses.replace(drafter, num_draft_tokens=n)
-      for n in lengths or [drafter.num_draft_tokens]
-  ]
+    return drafters
+  for n in lengths or [drafter.num_draft_tokens]:
+    of_length = dataclasses.replace(drafter, num_draft_tokens=n)
+    drafters[common.name(of_length)] = of_length
+  return drafters
+
+
+def _listed(
+    texts: Sequence[str], drafter: DrafterConfig
+) -> dict[str, DrafterConfig]:
+  """Returns the drafters of config.bench.settings by their names."""
+  if isinstance(texts, str) or not all(isinstance(t, str) for t in texts):
+    raise UserError(
+        f'config.bench.settings is {texts!r}; it needs to hold texts, for '
+        "instance ('kind=lookup', 'retrieval.max_ngram=4')."
+    )
+  found = {}
+  for text in texts:
+    name, changed = changes.parse(text, drafter)
+    if name in found or name == common.PLAIN:
+      raise UserError(
+          f'config.bench.settings has {name!r} twice, or calls it as plain '
+          'decoding is called; give each a name= of its own.'
+      )
+    if changed.is_plain:
+      raise UserError(
+          f'the setting {text!r} drafts nothing; plain decoding is measured '
+          'anyway, leave it out.'
+      )
+    found[name] = changed
+  return found
 
 
 def sampler_name(config: config_dict.ConfigDict) -> str:
@@ -74,18 +114,21 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
     UserError: Before anything is written or loaded.
   """
   repeats = common.repeats(config)
-  settings = _settings(config, config_lib.parse(config).drafter)
-  prompts, aside = _prompts(config, settings[-1])
-  prepared = common.prepare(config, path, prompts, calibration=aside)
+  settings = settings_of(config, config_lib.parse(config).drafter)
+  drafters = list(settings.values())
+  prompts, aside = _prompts(config, drafters[-1])
+  prepared = common.prepare(
+      config, path, prompts, calibration=aside, drafters=settings
+  )
   started = time.perf_counter()
   with compiles.counted() as warm:
-    common.warm_up(prepared, settings)
+    common.warm_up(prepared, drafters)
   compile_s = time.perf_counter() - started
   foreseen = None
   if aside:
-    foreseen = predictions.foresee(prepared, settings[1:], repeats=repeats)
+    foreseen = predictions.foresee(prepared, drafters[1:], repeats=repeats)
   with compiles.counted() as later:
-    runs = measure.interleaved(prepared, settings, repeats=repeats)
+    runs = measure.interleaved(prepared, drafters, repeats=repeats)
   shared = {
       'row/sampler': sampler_name(config),
       'row/prompts': pathlib.Path(config.data.prompts).name.split('.')[0],
@@ -95,8 +138,10 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
       'compile/count_after_warm_up': later.count,
   }
   rows = [
-      measure.row_of(prepared, drafter, runs[0], runs[i]) | shared
-      for i, drafter in enumerate(settings)
+      measure.row_of(prepared, drafter, runs[0], runs[i], name=name)
+      | retrieved.keys(prepared, drafter, runs[i])
+      | shared
+      for i, (name, drafter) in enumerate(settings.items())
   ]
   for index, row in enumerate(rows[1:] if foreseen else ()):
     row |= foreseen.keys(index, row)
@@ -134,12 +179,12 @@ def _prompts(
 def _sentences(
     rows: Sequence[dict], foreseen: predictions.Foreseen | None
 ) -> str:
-  """Returns a line or two a setting: why it is fast, and what was foreseen."""
+  """Returns lines on every setting: why it is fast, and what was foreseen."""
   lines = []
-  for row in rows:
-    lines.append(measure.reason(row))
+  for index, row in enumerate(rows):
+    lines += [measure.reason(row), *retrieved.sentences(row)]
     if foreseen:
-      lines.append(predict.verdict(row, most=foreseen.best.most))
+      lines.append(predict.verdict(row, most=foreseen.best[index].most))
   return ''.join(f'{line}\n' for line in lines)
 
 

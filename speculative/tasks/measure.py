@@ -52,6 +52,8 @@ def row_of(
     drafter: DrafterConfig,
     plain: Sequence[Generation],
     runs: Sequence[Generation],
+    *,
+    name: str = '',
 ) -> dict:
   """Returns the flat result object of one setting.
 
@@ -60,9 +62,10 @@ def row_of(
     drafter: the setting.
     plain: runs of plain decoding, one a batch.
     runs: of this setting, over the same batches.
+    name: of the setting; the drafter's when empty.
   """
   row = {
-      'row/name': common.name(drafter),
+      'row/name': name or common.name(drafter),
       'row/drafter': 'none' if drafter.is_plain else drafter.kind,
       'row/num_draft_tokens': drafter.num_draft_tokens,
       'row/shape': drafter.shape,

@@ -37,13 +37,13 @@ class Foreseen:
   Attributes:
     times: of the parts of each.
     acceptance: of each, on the prompts set aside.
-    best: the draft length to take.
+    best: the draft length to take, of each: among all lengths of its drafter.
     num_timed: prompts that will be timed.
   """
 
   times: Sequence[Times]
   acceptance: Sequence[Acceptance]
-  best: Best
+  best: Sequence[Best]
   num_timed: int
 
   def keys(self, index: int, row: dict) -> dict[str, object]:
@@ -56,7 +56,7 @@ class Foreseen:
     return predict.keys(
         self.times[index],
         self.acceptance[index],
-        self.best,
+        self.best[index],
         measured=row['speedup/measured'],
         num_timed=self.num_timed,
     )
@@ -86,9 +86,34 @@ def foresee(
   return Foreseen(
       times=times,
       acceptance=acceptance,
-      best=predict.best(times, acceptance),
+      best=best_of(settings, times, acceptance),
       num_timed=len(prepared.prompts),
   )
+
+
+def best_of(
+    settings: Sequence[DrafterConfig],
+    times: Sequence[Times],
+    acceptance: Sequence[Acceptance],
+) -> list[Best]:
+  """Returns the best length of every setting.
+
+  Those that differ in their length alone are judged together; others say
+  nothing of what a drafter would do with another length.
+
+  Args:
+    settings: with a drafter each.
+    times: of every setting.
+    acceptance: of every setting.
+  """
+  drafters = [common.plain(drafter) for drafter in settings]
+  found = []
+  for drafter in drafters:
+    same = [i for i, other in enumerate(drafters) if other == drafter]
+    found.append(
+        predict.best([times[i] for i in same], [acceptance[i] for i in same])
+    )
+  return found
 
 
 def _times(

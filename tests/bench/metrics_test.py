@@ -139,6 +139,14 @@ def test_nothing_accepted_is_a_rate_of_zero_everywhere():
   assert found.spread is None
 
 
+def test_matches_are_counted_over_all_rounds():
+  found = metrics.matched(np.array([0, 3, 1, 3]), 4)
+  assert found == {
+      'retrieval/matched_len': 7 / 4,
+      'retrieval/matched_len_histogram': [0.25, 0.25, 0.0, 0.5, 0.0],
+  }
+
+
 def test_prompts_that_loop_are_counted_and_left_out():
   loop = _generation([[5] * 40], rounds=[10], decode_s=1.0)
   plain_loop = _generation([[5] * 40], rounds=[40], decode_s=9.0)

@@ -3,10 +3,13 @@ import json
 import numpy as np
 import pytest
 
+from speculative import api
 from speculative.bench import bandwidth
 from speculative.bench import predict
 from speculative.decoding.engine import Engine
 from speculative.errors import UserError
+from speculative.retrieval import datastore
+from speculative.retrieval.datastore import Facts
 from speculative.tasks import benchmark
 from speculative.tasks import measure
 
@@ -233,6 +236,94 @@ def test_settings_take_turns_over_every_prompt(run, monkeypatch):
       (0, b'xy'),
       (4, b'xy'),
   ]
+
+
+@pytest.fixture
+def write_store(tmp_path):
+  """Writes a datastore of one text for the random model."""
+  tokenizer = api.open_model('random://tiny').tokenizer
+  separator = tokenizer.vocab_size
+
+  def write(text):
+    facts = Facts(tokenizer=tokenizer.fingerprint, vocab_size=separator)
+    tokens = np.array([*tokenizer.encode(text), separator])
+    shard = datastore.make_shard(tokens, separator=separator, num_threads=1)
+    datastore.write(tmp_path / 'store', facts, [shard])
+    return str(tmp_path / 'store')
+
+  return write
+
+
+@pytest.mark.slow
+def test_settings_are_measured_over_what_was_loaded_once(run, write_store):
+  fields = {
+      'drafter.kind': 'retrieval',
+      'drafter.shape': 'tree',
+      'drafter.store': write_store('xyabcz'),
+      'decode.num_draft_tokens': 5,
+      'bench.calibration_prompts': 0,
+      'bench.settings': (
+          'name=REST,retrieval.sources=store,retrieval.max_ngram=4',
+          'name=text,retrieval.sources=context',
+          'kind=lookup,num_draft_tokens=3',
+          'shape=chain,num_draft_tokens=2',
+      ),
+  }
+  plain, *rows = run(fields, texts=('abc', 'xyxyxy')).results['rows']
+  assert [row['row/name'] for row in rows] == [
+      'REST',
+      'text',
+      'kind=lookup,num_draft_tokens=3',
+      'shape=chain,num_draft_tokens=2',
+  ]
+  kinds = ['retrieval', 'retrieval', 'lookup', 'retrieval']
+  assert [row['row/drafter'] for row in rows] == kinds
+  assert [row['row/num_draft_tokens'] for row in rows] == [5, 5, 3, 2]
+  for row in rows:
+    assert row['lossless/greedy_equal'] is True
+    assert row['decode/tokens'] == plain['decode/tokens']
+    assert row['compile/count_after_warm_up'] == 0
+  rest, text, lookup, both = rows
+  assert rest['datastore/tokens'] == 7
+  assert 'datastore/tokens' not in text
+  assert not [key for key in lookup if key.startswith('retrieval/')]
+  for row, most in ((rest, 4), (text, 16), (both, 16)):
+    shares = row['retrieval/matched_len_histogram']
+    assert len(shares) == most + 1
+    assert sum(shares) == pytest.approx(1, abs=1e-3)
+    mean = np.dot(shares, range(most + 1))
+    assert row['retrieval/matched_len'] == pytest.approx(mean, abs=1e-2)
+    assert row['retrieval/query_ms'] > 0
+    assert row['retrieval/share_of_round'] > 0
+  # The first round of 'abc' finds all of it in the store and none in the text.
+  assert rest['retrieval/matched_len_histogram'][3] > 0
+  assert rest['retrieval/matched_len'] > 0
+
+
+@pytest.mark.parametrize(
+    'settings, message',
+    [
+        (('kind=lookup,num_draft_tokens=x',), "num_draft_tokens=x': .*'x'"),
+        (('kindd=lookup',), "the setting 'kindd=lookup': .*no field 'kindd'"),
+        (('kind=lookup', 'kind=lookup'), "'kind=lookup' twice"),
+        (('name=plain,kind=lookup',), "'plain' twice, or calls it as"),
+        (('num_draft_tokens=0',), 'drafts nothing'),
+        ((3,), 'needs to hold texts'),
+        (('kind=retrieval,store=x',), "the setting .*'x' is not loaded"),
+        (('kind=lm,model=x',), "the setting .*'x' is not loaded"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything(
+    run, tmp_path, monkeypatch, settings, message
+):
+  monkeypatch.setattr(
+      benchmark.common.api.LanguageModel,
+      'load_weights',
+      lambda self: pytest.fail('loaded'),
+  )
+  with pytest.raises(UserError, match=message):
+    run({'bench.settings': settings})
+  assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.slow

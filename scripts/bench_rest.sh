@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# What drafts retrieved from a datastore bring (REST, arXiv:2311.08252): plain
+# decoding against look-up, the datastore, the text so far and both, greedy and
+# sampled; and how it depends on the size of the tree, how its nodes are chosen,
+# the longest match and the size of the datastore.
+#
+#   bash scripts/bench_rest.sh --store=FILE.store --code=HumanEval.jsonl.gz \
+#     [--size-store=FILE.store ...] \
+#     [--chat=mt_bench_question.jsonl [--chat-store=FILE.store]] \
+#     [--draft=REFERENCE] [--cascade-draft=REFERENCE] [--target=REFERENCE] \
+#     [--prompts=40] [--study-prompts=10] [--tokens=64] [--out=DIR] \
+#     [flags of speculative.run]
+#
+# A datastore is made with configs/rest_code.py:build, a smaller one of it with
+# config.datastore.mode=reduce. The table is of the first prompts of each file,
+# studies are greedy, search the datastore alone, and take the prompts of middle
+# length, for which few programs are compiled. Each step is one process in which
+# settings take turns; what has been measured in DIR is not measured again. Ends
+# with tables and, where matplotlib is installed, DIR/rest.png. Makes .venv;
+# OURS_PYTHON, an interpreter that has the package, replaces it.
+set -euo pipefail
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+. "$root/scripts/lib/pick_python.sh"
+. "$root/scripts/lib/make_env.sh"
+
+store='' code='' chat='' chat_store='' draft='' cascade='' target=''
+prompts=40 study_prompts=10 tokens=64
+out=$root/workdir/bench_rest
+sizes=() flags=()
+for flag in "$@"; do
+  case "$flag" in
+    --store=*) store=${flag#*=} ;;
+    --size-store=*) sizes+=("${flag#*=}") ;;
+    --code=*) code=${flag#*=} ;;
+    --chat=*) chat=${flag#*=} ;;
+    --chat-store=*) chat_store=${flag#*=} ;;
+    --draft=*) draft=${flag#*=} ;;
+    --cascade-draft=*) cascade=${flag#*=} ;;
+    --target=*) target=${flag#*=} ;;
+    --prompts=*) prompts=${flag#*=} ;;
+    --study-prompts=*) study_prompts=${flag#*=} ;;
+    --tokens=*) tokens=${flag#*=} ;;
+    --out=*) out=${flag#*=} ;;
+    *) flags+=("$flag") ;;
+  esac
+done
+if [ -z "$store" ] || [ -z "$code" ]; then
+  printf 'error: --store=FILE and --code=FILE are needed; name a datastore and a file of prompts.\n' >&2
+  exit 1
+fi
+if [ -z "${OURS_PYTHON:-}" ]; then
+  make_first_env "$root" "$root/.venv" ''
+  OURS_PYTHON=$ENV_PYTHON
+fi
+# What was measured of other files or with other flags is not shown as this;
+# sizes are added one by one.
+said="$store $code $chat $chat_store $draft $cascade $target $prompts"
+said+=" $study_prompts $tokens ${flags[*]-}"
+mkdir -p "$out"
+if [ -f "$out/of.txt" ] && [ "$(cat "$out/of.txt")" != "$said" ]; then
+  printf 'error: %s holds runs of: %s; choose another --out.\n' \
+    "$out" "$(cat "$out/of.txt")" >&2
+  exit 1
+fi
+printf '%s\n' "$said" >"$out/of.txt"
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+[ -z "$target" ] || flags=(--config.target.model="$target" ${flags[@]+"${flags[@]}"})
+
+# Measures settings in one process: name of the step, file of prompts, how many,
+# datastore, then settings up to '--' and flags.
+measure() {
+  local dir=$out/$1 file=$2 num=$3 from=$4 settings=''
+  shift 4
+  [ ! -f "$dir/results.json" ] || return 0
+  while [ "$1" != -- ]; do
+    settings+="'$1',"
+    shift
+  done
+  shift
+  rm -rf "$dir"
+  "$OURS_PYTHON" -m speculative.run \
+    --config="$root/configs/rest_code.py:benchmark" --workdir="$dir" \
+    --config.drafter.store="$from" --config.bench.settings="($settings)" \
+    --config.data.prompts="$file" --config.data.num_prompts="$num" \
+    --config.decode.max_new_tokens="$tokens" --config.bench.repeats=1 \
+    --config.bench.calibration_prompts=0 "$@" ${flags[@]+"${flags[@]}"}
+}
+
+table=(
+  'name=look-up 4,kind=lookup,num_draft_tokens=4'
+  'name=datastore 7,kind=retrieval,retrieval.sources=store,num_draft_tokens=7'
+  'name=text 7,kind=retrieval,retrieval.sources=context,num_draft_tokens=7'
+  'name=both 7,kind=retrieval,num_draft_tokens=7'
+  'name=both 24,kind=retrieval,num_draft_tokens=24'
+  'name=chain of both 7,kind=retrieval,shape=chain,num_draft_tokens=7'
+)
+with_draft=()
+if [ -n "$draft" ]; then
+  small=kind=hybrid,levels=2,width=3
+  table+=(
+    "name=draft or look-up 5,$small,hybrid_source=lookup,num_draft_tokens=5"
+    "name=draft or both 7,$small,hybrid_source=retrieval,num_draft_tokens=7"
+  )
+  with_draft=(--config.drafter.kind=hybrid --config.drafter.model="$draft"
+    --config.drafter.hybrid_source=retrieval)
+fi
+for kind in code chat; do
+  file=${!kind} from=$store
+  [ -n "$file" ] || continue
+  [ "$kind" = code ] || from=${chat_store:-$store}
+  for sampler in greedy sampled; do
+    sampling=()
+    [ "$sampler" = greedy ] || sampling=(
+      --config.decode.temperature=0.8 --config.decode.top_p=0.95)
+    measure "$kind.$sampler" "$file" "$prompts" "$from" "${table[@]}" -- \
+      ${with_draft[@]+"${with_draft[@]}"} ${sampling[@]+"${sampling[@]}"}
+    [ -z "$cascade" ] ||
+      measure "$kind.$sampler.cascade" "$file" "$prompts" "$from" \
+        'name=model 4,kind=lm,num_draft_tokens=4' \
+        'name=cascade 4,num_draft_tokens=4' -- \
+        --config.drafter.kind=cascade --config.drafter.model="$cascade" \
+        --config.drafter.hybrid_source=retrieval --config.drafter.shape=chain \
+        --config.decode.num_draft_tokens=4 ${sampling[@]+"${sampling[@]}"}
+  done
+done
+
+middle=$out/prompts.jsonl
+[ -f "$middle" ] ||
+  "$OURS_PYTHON" "$root/scripts/bench_rest.py" pick "$code" "$study_prompts" "$middle"
+study=(--config.drafter.retrieval.sources=store '--config.drafter.retrieval.buckets=()')
+settings=()
+for nodes in 2 4 7 15 24 64; do
+  settings+=("name=nodes $nodes,num_draft_tokens=$nodes")
+done
+for nodes in 7 24; do
+  settings+=("name=random $nodes,retrieval.selection=random,num_draft_tokens=$nodes")
+done
+# The longest of 16 is the default, and measured above.
+for longest in 1 2 3 4 8; do
+  settings+=("name=longest $longest,retrieval.max_ngram=$longest")
+done
+measure study "$middle" 0 "$store" "${settings[@]}" -- "${study[@]}"
+number=0
+for size in ${sizes[@]+"${sizes[@]}"}; do
+  number=$((number + 1))
+  measure "size.$number" "$middle" 0 "$size" 'name=nodes 24,num_draft_tokens=24' \
+    -- "${study[@]}"
+done
+"$OURS_PYTHON" "$root/scripts/bench_rest.py" show "$out"

@@ -1,0 +1,150 @@
+"""Drafters as changes of another one, typed in one line.
+
+  kind=lookup,num_draft_tokens=4
+  name=REST,kind=retrieval,retrieval.sources=store,retrieval.buckets=(8, 24)
+
+Whatever the drafter can no longer use goes with the change: a look-up that is a
+change of a drafter with a model and a datastore has neither.
+"""
+
+import ast
+from collections.abc import Mapping
+import dataclasses
+import difflib
+import re
+
+from speculative.drafting.config import DrafterConfig
+from speculative.drafting.config import RetrievalConfig
+from speculative.errors import UserError
+
+# Names the setting; all else are fields.
+_NAME = 'name'
+_NESTED = 'retrieval'
+# The commas of a tuple are its own.
+_COMMA = re.compile(r',(?![^()]*\))')
+# How drafts are verified is no matter of the drafter's.
+_FIELDS = tuple(
+    field.name
+    for field in dataclasses.fields(DrafterConfig)
+    if field.name not in (_NESTED, 'rule')
+) + tuple(
+    f'{_NESTED}.{field.name}' for field in dataclasses.fields(RetrievalConfig)
+)
+_OF_MODEL = ('model', 'num_layers', 'dtype', 'shards')
+# Kinds that draft no tree.
+_CHAINS = ('none', 'lookup', 'cascade')
+
+
+def changed(
+    drafter: DrafterConfig, changes: Mapping[str, object]
+) -> DrafterConfig:
+  """Returns a drafter with other fields, without those it then has no use for.
+
+  What is dropped is what `DrafterConfig` refuses: a model, a datastore, widths
+  and a shape that the kind does not draft. A field among the changes stays, so
+  that one without use is refused.
+
+  Args:
+    drafter: what is changed.
+    changes: values of its fields, by name.
+
+  Returns:
+    The DrafterConfig.
+
+  Raises:
+    UserError: As DrafterConfig.
+  """
+  wanted = _Unchecked(
+      **{
+          field.name: changes.get(field.name, getattr(drafter, field.name))
+          for field in dataclasses.fields(drafter)
+      }
+  )
+  unused: list[str] = []
+  if not wanted.uses_model:
+    unused += _OF_MODEL
+  if not wanted.uses_store:
+    unused.append('store')
+  is_drawn = wanted.shape == 'drawn_tree'
+  if wanted.kind in _CHAINS or is_drawn and wanted.kind != 'lm':
+    unused += ['shape', 'widths']
+  elif not is_drawn:
+    unused.append('widths')
+  defaults = {f.name: f.default for f in dataclasses.fields(DrafterConfig)}
+  dropped = {name: defaults[name] for name in unused}
+  return dataclasses.replace(drafter, **(dropped | dict(changes)))
+
+
+class _Unchecked(DrafterConfig):
+  """Answers what a drafter uses before what it has no use for is dropped."""
+
+  def __post_init__(self) -> None:
+    """Refuses nothing."""
+
+
+def parse(text: str, drafter: DrafterConfig) -> tuple[str, DrafterConfig]:
+  """Reads a setting.
+
+  Args:
+    text: fields with their values, commas between them; `name=` is what it is
+      called, and texts have no quotes.
+    drafter: what it changes.
+
+  Returns:
+    Its name, which is the text where it has none, and the drafter.
+
+  Raises:
+    UserError: Naming the setting and what is wrong in it.
+  """
+  try:
+    fields = _fields(text)
+    name = fields.pop(_NAME, text)
+    top, nested = {}, {}
+    for field, value in fields.items():
+      outer, _, inner = field.rpartition('.')
+      part, into = (drafter.retrieval, nested) if outer else (drafter, top)
+      into[inner] = _value(field, value, getattr(part, inner))
+    if nested:
+      top[_NESTED] = dataclasses.replace(drafter.retrieval, **nested)
+    return name, changed(drafter, top)
+  except UserError as error:
+    raise UserError(f'the setting {text!r}: {error}') from error
+
+
+def _fields(text: str) -> dict[str, str]:
+  """Splits a setting into its fields and their values as typed."""
+  found = {}
+  for part in _COMMA.split(text):
+    field, equals, value = (x.strip() for x in part.partition('='))
+    if not equals or not value:
+      raise UserError(
+          f'{part.strip()!r} is no field with its value; write, for instance, '
+          'kind=lookup,num_draft_tokens=4.'
+      )
+    if field not in (_NAME, *_FIELDS):
+      close = difflib.get_close_matches(field, _FIELDS, n=1)
+      hint = f'did you mean {close[0]!r}?' if close else 'see config.drafter.'
+      raise UserError(f'the drafter has no field {field!r}; {hint}')
+    if field in found:
+      raise UserError(f'{field} is given twice; leave one out.')
+    found[field] = value
+  return found
+
+
+def _value(field: str, text: str, like: object) -> object:
+  """Reads a value of the type that a field has."""
+  if isinstance(like, str):
+    return text
+  try:
+    found = ast.literal_eval(text)
+  except (SyntaxError, ValueError):
+    found = None
+  if isinstance(like, float) and type(found) is int:
+    found = float(found)
+  if type(found) is not type(like):
+    need = {int: 'a whole number', tuple: 'a tuple such as (8, 24)'}
+    raise UserError(
+        f'{field} is {text!r}; it needs to be '
+        f'{need.get(type(like), f"a {type(like).__name__}")}.'
+    )
+  return found

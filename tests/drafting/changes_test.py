@@ -1,0 +1,131 @@
+import dataclasses
+
+import pytest
+
+from speculative.drafting import changes
+from speculative.drafting.config import DrafterConfig
+from speculative.drafting.config import RetrievalConfig
+from speculative.errors import UserError
+
+_REST = DrafterConfig(
+    'retrieval', shape='tree', store='x', num_draft_tokens=24, rule='block'
+)
+_LM = DrafterConfig(
+    'lm', model='y', dtype='int8', shape='drawn_tree', widths=(4,)
+)
+_BEAM = DrafterConfig('hybrid', model='y', shape='tree', num_draft_tokens=5)
+
+
+def _retrieval(**fields) -> RetrievalConfig:
+  return RetrievalConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    'drafter, text, fields',
+    [
+        (_REST, 'num_draft_tokens=7', {'num_draft_tokens': 7}),
+        (
+            _REST,
+            'retrieval.sources=store, retrieval.max_ngram=4',
+            {'retrieval': _retrieval(sources='store', max_ngram=4)},
+        ),
+        (
+            _REST,
+            'retrieval.buckets=(2, 8),num_draft_tokens=9',
+            {
+                'retrieval': _retrieval(buckets=(2, 8)),
+                'num_draft_tokens': 9,
+            },
+        ),
+        (
+            _REST,
+            'retrieval.buckets=()',
+            {'retrieval': _retrieval(buckets=())},
+        ),
+        # What they have no use for goes.
+        (
+            _REST,
+            'kind=lookup',
+            {'kind': 'lookup', 'store': '', 'shape': 'chain'},
+        ),
+        (
+            _REST,
+            'retrieval.sources=context',
+            {'store': '', 'retrieval': _retrieval(sources='context')},
+        ),
+        (
+            _LM,
+            'kind=lookup',
+            {
+                'kind': 'lookup',
+                'model': '',
+                'dtype': 'auto',
+                'shape': 'chain',
+                'widths': (),
+            },
+        ),
+        (_LM, 'shape=chain', {'shape': 'chain', 'widths': ()}),
+        (
+            _LM,
+            'kind=hybrid',
+            {'kind': 'hybrid', 'shape': 'chain', 'widths': ()},
+        ),
+        # What they have use for stays.
+        (_LM, 'widths=(2,1)', {'widths': (2, 1)}),
+        (_BEAM, 'kind=lm', {'kind': 'lm'}),
+        (
+            _BEAM,
+            'kind=retrieval,retrieval.sources=context',
+            {
+                'kind': 'retrieval',
+                'model': '',
+                'retrieval': _retrieval(sources='context'),
+            },
+        ),
+    ],
+)
+def test_a_setting_changes_its_fields_and_drops_what_has_no_use(
+    drafter, text, fields
+):
+  name, got = changes.parse(text, drafter)
+  assert got == dataclasses.replace(drafter, **fields)
+  assert name == text
+
+
+def test_a_setting_may_have_a_name():
+  name, got = changes.parse('num_draft_tokens=7, name=REST = 7', _REST)
+  assert name == 'REST = 7'
+  assert got.num_draft_tokens == 7
+
+
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        ('', "'' is no field with its value"),
+        ('lookup', "'lookup' is no field with its value"),
+        ('kind=lookup,', "'' is no field with its value"),
+        ('num_draft_tokens=', 'is no field with its value'),
+        ('knd=lookup', "no field 'knd'; did you mean 'kind'"),
+        ('max_ngrams=4', "no field 'max_ngrams'; did you mean 'max_ngram'"),
+        ('retrieval.sorces=store', "did you mean 'retrieval.sources'"),
+        ('retrieval=store', "no field 'retrieval'"),
+        ('rule=block', "no field 'rule'"),
+        ('kind=lookup,kind=lookup', 'kind is given twice'),
+        ('num_draft_tokens=four', "'four'; it needs to be a whole number"),
+        ('num_draft_tokens=1.5', "'1.5'; it needs to be a whole number"),
+        ('num_draft_tokens=True', "'True'; it needs to be a whole number"),
+        ('retrieval.buckets=(8)', r'a tuple such as \(8, 24\)'),
+        ("kind='lookup'", '"\'lookup\'"; it needs to be one of'),
+        ('num_draft_tokens=300', '<= 256, got 300'),
+        ('retrieval.max_ngram=0', 'max_ngram is 0'),
+        ('kind=lm', 'needs a draft model'),
+        # Typed, so not dropped.
+        ('kind=lookup,store=x', "store is 'x', but the drafter uses none"),
+    ],
+)
+def test_a_mistake_names_the_setting_in_one_line(text, message):
+  with pytest.raises(UserError, match=message) as caught:
+    changes.parse(text, _REST)
+  said = str(caught.value)
+  assert said.startswith(f'the setting {text!r}: ')
+  assert '\n' not in said

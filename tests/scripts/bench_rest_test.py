@@ -1,0 +1,147 @@
+"""What is measured of retrieved drafts, and the tables made of it."""
+
+import importlib
+import json
+import pathlib
+import types
+
+import pytest
+
+_SCRIPTS = pathlib.Path(__file__).parents[2] / 'scripts'
+
+
+@pytest.fixture
+def script(monkeypatch) -> types.ModuleType:
+  """The script as a module."""
+  monkeypatch.syspath_prepend(str(_SCRIPTS))
+  return importlib.import_module('bench_rest')
+
+
+def _row(name, tokens_per_round=1.5, **others):
+  return {
+      'row/name': name,
+      'row/prompts': 'HumanEval',
+      'row/sampler': others.pop('sampler', 'greedy'),
+      'decode/tokens_per_s': 30.0,
+      'decode/tokens_per_round': tokens_per_round,
+      'decode/draft_yield': 0.25,
+      'speedup/measured': 1.25,
+      **others,
+  }
+
+
+def _retrieved(name, tokens=2_000_000, **others):
+  keys = {
+      'retrieval/matched_len': 2.5,
+      'retrieval/matched_len_histogram': [0.5, 0.25, 0.25],
+      'retrieval/share_of_round': 0.031,
+      'datastore/tokens': tokens,
+      'lossless/greedy_equal': True,
+  }
+  return _row(name, **(keys | others))
+
+
+def _results(*rows):
+  plain = _row('plain', tokens_per_round=1.0)
+  return {'env/jax': '0', 'env/device_kind': 'cpu', 'rows': [plain, *rows]}
+
+
+_FOUND = {
+    'code.greedy': _results(_row('look-up 4'), _retrieved('datastore 7')),
+    'code.greedy.cascade': _results(_row('cascade 4')),
+    'study': _results(
+        _retrieved('nodes 24', tokens_per_round=1.7),
+        _retrieved('nodes 7', tokens_per_round=1.6),
+        _retrieved('random 7', tokens_per_round=1.4),
+        _retrieved('longest 2', tokens_per_round=1.3),
+    ),
+    'size.1': _results(_retrieved('nodes 24', tokens=125_000)),
+}
+
+
+def test_plain_decoding_is_a_row_once_a_file_and_sampler(script):
+  rows = script.main_rows(_FOUND)
+  names = ['plain', 'look-up 4', 'datastore 7', 'cascade 4']
+  assert [row['row/name'] for row in rows] == names
+
+
+def test_studies_are_in_order_and_share_the_usual_setting(script):
+  found = {
+      name: [(x, row['decode/tokens_per_round']) for x, row in points]
+      for name, points in script.studies(_FOUND).items()
+  }
+  assert found == {
+      'nodes': [(7, 1.6), (24, 1.7)],
+      'random': [(7, 1.4)],
+      'longest': [(2, 1.3), (16, 1.7)],
+      'size': [(0.125, 1.5), (2.0, 1.7)],
+  }
+
+
+def test_tables_leave_empty_what_a_row_lacks(script):
+  lines = script.tables(_FOUND).splitlines()
+  assert lines[4] == (
+      '| HumanEval | greedy | datastore 7 | 30.0 | 1.50 |  | 0.25 | 2.5 |  | '
+      '3.1% | 1.25 |  | yes |'
+  )
+  assert '| 0.125 | 1.50 |  | 0.25 | 1.25 |' in lines
+  assert lines[-1] == '| datastore 7 | 50.0% | 25.0% | 25.0% |'
+
+
+def test_a_part_of_the_runs_has_tables_too(script):
+  said = script.tables({'code.greedy': _results(_row('look-up 4'))})
+  rules = [line for line in said.splitlines() if line.startswith('| ---')]
+  assert len(rules) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('found', [_FOUND, {}], ids=['all', 'none'])
+def test_runs_are_drawn(script, tmp_path, found):
+  pytest.importorskip('matplotlib')
+  script.draw(tmp_path / 'rest.png', found)
+  assert [p.name for p in tmp_path.iterdir()] == ['rest.png']
+  assert (tmp_path / 'rest.png').read_bytes()[:4] == b'\x89PNG'
+
+
+def test_prompts_of_middle_length_are_picked_in_their_order(script, tmp_path):
+  texts = ['aaa', 'a', 'aaaa', 'aa', 'aaaaaaaaa']
+  rows = [json.dumps({'prompt': text, 'n': 1}) + '\n' for text in texts]
+  (tmp_path / 'all.jsonl').write_text(''.join(rows))
+  out = tmp_path / 'some.jsonl'
+  script.main(['', 'pick', str(tmp_path / 'all.jsonl'), '3', str(out)])
+  assert out.read_text() == rows[0] + rows[2] + rows[3]
+
+
+def test_every_step_is_a_run_with_its_settings(machine):
+  python = machine.add_python('3.99.0')
+  command = (
+      f'{machine.checkout}/scripts/bench_rest.sh',
+      '--store=a.store',
+      '--code=c.jsonl',
+      '--size-store=b.store',
+      '--out=out',
+      '--config.bench.repeats=2',
+  )
+  done = machine.run(*command, OURS_PYTHON=str(python))
+  assert done.returncode == 0, done.stderr
+  calls = machine.take_calls('')
+  runs = [call for call in calls if '-m speculative.run' in call]
+  steps = [call.split('--workdir=out/')[1].split()[0] for call in runs]
+  assert steps == ['code.greedy', 'code.sampled', 'study', 'size.1']
+  assert 'temperature=0.8' in runs[1] and 'temperature' not in runs[0]
+  assert runs[2].count('name=') == 6 + 2 + 5
+  assert "('name=nodes 24,num_draft_tokens=24',)" in runs[3]
+  assert '--config.drafter.store=b.store' in runs[3]
+  # The last of a flag counts.
+  assert all(call.endswith('--config.bench.repeats=2') for call in runs)
+  assert 'bench_rest.py show out' in calls[-1]
+
+  other = machine.run(*command, '--prompts=2', OURS_PYTHON=str(python))
+  assert other.returncode == 1
+  assert 'choose another --out' in other.stderr
+
+
+def test_files_are_needed(machine):
+  done = machine.run(f'{machine.checkout}/scripts/bench_rest.sh')
+  assert done.returncode == 1
+  assert done.stderr.startswith('error: --store=FILE and --code=FILE')
