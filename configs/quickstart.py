@@ -26,18 +26,16 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
     raise ValueError(f'variant {variant!r} is not one of {_VARIANTS}.')
   config = common.get_config()
   config.target.model = common.SMOLLM2
-  common.use_smollm2_draft(config)
+  if variant in ('lookup', 'tiny'):
+    config.drafter.kind = 'lookup'
+  else:
+    common.use_smollm2_draft(config)
   config.generate.compare = 'yes'
   if variant == 'benchmark':
     config.task = 'benchmark'
   if variant == 'verify':
     config.task = 'verify'
     config.target.dtype = 'float32'
-  if variant in ('lookup', 'tiny'):
-    config.drafter.kind = 'lookup'
-    config.drafter.model = ''
-    config.drafter.shape = 'chain'
-    config.decode.num_draft_tokens = 4
   if variant == 'lookup':
     config.task = 'benchmark'
   if variant == 'tiny':

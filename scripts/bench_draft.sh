@@ -7,9 +7,8 @@
 #     [flags of speculative.run]
 #
 # The first 40 prompts of each file x 128 tokens, 40 others are predicted from.
-# Every line of the table is a run of configs/draft_smollm2.py:benchmark, one
-# process in which settings take turns; what has been measured in DIR is not
-# measured again. Makes .venv; OURS_PYTHON, an interpreter that has the package,
+# Of each file and sampler one process of configs/draft_smollm2.py:benchmark, in
+# which settings take turns; what has been measured in DIR is not measured again. Makes .venv; OURS_PYTHON, an interpreter that has the package,
 # replaces it.
 set -euo pipefail
 
@@ -50,19 +49,18 @@ export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
 for prompts in code chat; do
   for sampler in greedy sampled; do
-    for kind in hybrid lm; do
-      dir=$out/$prompts.$sampler.$kind
-      [ ! -f "$dir/results.json" ] || continue
-      rm -rf "$dir"
-      sampling=()
-      [ "$sampler" = greedy ] || sampling=(
-        --config.decode.temperature=0.8 --config.decode.top_p=0.95)
-      "$OURS_PYTHON" -m speculative.run \
-        --config="$root/configs/draft_smollm2.py:benchmark" --workdir="$dir" \
-        --config.drafter.kind="$kind" --config.drafter.model="$draft" \
-        --config.data.prompts="${!prompts}" \
-        ${sampling[@]+"${sampling[@]}"} ${flags[@]+"${flags[@]}"}
-    done
+    dir=$out/$prompts.$sampler
+    [ ! -f "$dir/results.json" ] || continue
+    rm -rf "$dir"
+    sampling=()
+    [ "$sampler" = greedy ] || sampling=(
+      --config.decode.temperature=0.8 --config.decode.top_p=0.95)
+    "$OURS_PYTHON" -m speculative.run \
+      --config="$root/configs/draft_smollm2.py:benchmark" --workdir="$dir" \
+      --config.drafter.model="$draft" --config.data.prompts="${!prompts}" \
+      --config.bench.settings="('name=draft and look-up,kind=hybrid', \
+        'name=draft,kind=lm')" \
+      ${sampling[@]+"${sampling[@]}"} ${flags[@]+"${flags[@]}"}
   done
 done
 "$OURS_PYTHON" "$root/scripts/bench_draft.py" "$out"

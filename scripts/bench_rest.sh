@@ -97,10 +97,10 @@ table=(
 )
 with_draft=()
 if [ -n "$draft" ]; then
-  small=kind=hybrid,levels=2,width=3
+  small=kind=hybrid,levels=2,width=3,num_draft_tokens=4
   table+=(
-    "name=draft or look-up 5,$small,hybrid_source=lookup,num_draft_tokens=5"
-    "name=draft or both 7,$small,hybrid_source=retrieval,num_draft_tokens=7"
+    "name=draft 4 or look-up 12,$small,hybrid_source=lookup,max_ngram=8,hybrid_tokens=12"
+    "name=draft 4 or both 12,$small,hybrid_source=retrieval,hybrid_tokens=12,retrieval.buckets=()"
   )
   with_draft=(--config.drafter.kind=hybrid --config.drafter.model="$draft"
     --config.drafter.hybrid_source=retrieval)

@@ -14,7 +14,7 @@ import difflib
 import re
 
 from speculative.drafting.config import DrafterConfig
-from speculative.drafting.config import RetrievalConfig
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.errors import UserError
 
 # Names the setting; all else are fields.
@@ -40,9 +40,9 @@ def changed(
 ) -> DrafterConfig:
   """Returns a drafter with other fields, without those it then has no use for.
 
-  What is dropped is what `DrafterConfig` refuses: a model, a datastore, widths
-  and a shape that the kind does not draft. A field among the changes stays, so
-  that one without use is refused.
+  What is dropped is what `DrafterConfig` refuses: a model, a datastore, widths,
+  a shape that the kind does not draft, and tokens from text beside a tree. A
+  field among the changes stays, so that one without use is refused.
 
   Args:
     drafter: what is changed.
@@ -65,6 +65,8 @@ def changed(
     unused += _OF_MODEL
   if not wanted.uses_store:
     unused.append('store')
+  if wanted.kind != 'hybrid' or wanted.shape != 'tree':
+    unused.append('hybrid_tokens')
   is_drawn = wanted.shape == 'drawn_tree'
   if wanted.kind in _CHAINS or is_drawn and wanted.kind != 'lm':
     unused += ['shape', 'widths']

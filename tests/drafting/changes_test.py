@@ -14,6 +14,7 @@ _LM = DrafterConfig(
     'lm', model='y', dtype='int8', shape='drawn_tree', widths=(4,)
 )
 _BEAM = DrafterConfig('hybrid', model='y', shape='tree', num_draft_tokens=5)
+_LONG = dataclasses.replace(_BEAM, hybrid_tokens=12)
 
 
 def _retrieval(**fields) -> RetrievalConfig:
@@ -70,9 +71,12 @@ def _retrieval(**fields) -> RetrievalConfig:
             'kind=hybrid',
             {'kind': 'hybrid', 'shape': 'chain', 'widths': ()},
         ),
+        (_LONG, 'kind=lm', {'kind': 'lm', 'hybrid_tokens': 0}),
+        (_LONG, 'shape=chain', {'shape': 'chain', 'hybrid_tokens': 0}),
         # What they have use for stays.
         (_LM, 'widths=(2,1)', {'widths': (2, 1)}),
         (_BEAM, 'kind=lm', {'kind': 'lm'}),
+        (_LONG, 'num_draft_tokens=4', {'num_draft_tokens': 4}),
         (
             _BEAM,
             'kind=retrieval,retrieval.sources=context',

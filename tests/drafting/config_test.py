@@ -69,6 +69,19 @@ _BOTH = {'model': 'x', 'hybrid_source': 'retrieval', 'store': 'y'}
             {'kind': 'hybrid', 'model': 'x', 'hybrid_source': 'web'},
             "hybrid_source is 'web'; .* lookup, retrieval",
         ),
+        (
+            {
+                'kind': 'hybrid',
+                'model': 'x',
+                'shape': 'tree',
+                'hybrid_tokens': 257,
+            },
+            'hybrid_tokens is 257; it needs to be in 0 to 256',
+        ),
+        (
+            {'kind': 'hybrid', 'model': 'x', 'hybrid_tokens': 8},
+            "hybrid_tokens is 8, which only kind 'hybrid' of shape 'tree' has",
+        ),
         ({'kind': 'cascade'}, "'cascade' and needs a draft model"),
         (
             {'kind': 'cascade', 'model': 'x', 'cascade_tokens': 0},

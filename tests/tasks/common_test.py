@@ -1,3 +1,4 @@
+import dataclasses
 import types
 
 import pytest
@@ -87,6 +88,8 @@ def test_plain_is_the_same_drafter_without_a_draft():
   both = dict(model='x', hybrid_source='retrieval', store='y')
   tree = DrafterConfig('hybrid', shape='tree', **both)
   assert common.name(tree) == 'hybrid(retrieval) tree 4'
+  longer = dataclasses.replace(tree, hybrid_tokens=9)
+  assert common.name(longer) == 'hybrid(retrieval) tree 4 or 9'
   assert common.name(DrafterConfig('cascade', **both)) == 'cascade(retrieval) 4'
 
 
