@@ -187,7 +187,7 @@ def test_a_draft_that_reads_its_own_output_is_no_part_of_a_cascade(tmp_path):
   hidden, tokens = (
       _draft(tmp_path / inputs, inputs) for inputs in ('hidden', 'tokens')
   )
-  with pytest.raises(UserError, match="token by token .* kind to 'hybrid'"):
+  with pytest.raises(UserError, match="token by token .*kind to 'hybrid'"):
     api.open_model(_NAME, drafter=DrafterConfig('cascade', hidden))
   model = api.open_model(_NAME, drafter=DrafterConfig('cascade', tokens))
   assert isinstance(model._step(model.drafter).drafter, Cascade)

@@ -116,7 +116,8 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   repeats = common.repeats(config)
   settings = settings_of(config, config_lib.parse(config).drafter)
   drafters = list(settings.values())
-  prompts, aside = _prompts(config, drafters[-1])
+  predicted = [name for name in settings if _is_predicted(settings[name])]
+  prompts, aside = _prompts(config, predicted)
   prepared = common.prepare(
       config, path, prompts, calibration=aside, drafters=settings
   )
@@ -126,7 +127,9 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   compile_s = time.perf_counter() - started
   foreseen = None
   if aside:
-    foreseen = predictions.foresee(prepared, drafters[1:], repeats=repeats)
+    foreseen = predictions.foresee(
+        prepared, [settings[name] for name in predicted], repeats=repeats
+    )
   with compiles.counted() as later:
     runs = measure.interleaved(prepared, drafters, repeats=repeats)
   shared = {
@@ -143,48 +146,54 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
       | shared
       for i, (name, drafter) in enumerate(settings.items())
   ]
-  for index, row in enumerate(rows[1:] if foreseen else ()):
-    row |= foreseen.keys(index, row)
+  for name, row in zip(settings, rows, strict=True):
+    if foreseen and name in predicted:
+      row |= foreseen.keys(predicted.index(name), row)
   rows[0]['decode/bandwidth_floor_ms'] = _floor_ms(prepared)
   for row in rows:
     prepared.workdir.metric(row)
   found = results.environment(prepared.model) | {'rows': rows}
   prepared.workdir.finish(found)
-  said = f'{measure.table(rows)}\n{_sentences(rows[1:], foreseen)}'
+  said = f'{measure.table(rows)}\n{_sentences(rows[1:], predicted, foreseen)}'
   results.write_text(prepared.workdir.path / 'results.md', said)
   results.say(said)
   return TaskResult(found)
 
 
+def _is_predicted(drafter: DrafterConfig) -> bool:
+  """Tells whether what a drafter will gain follows from parts of a round."""
+  # How often a cascade asks its draft depends on the text.
+  return not drafter.is_plain and drafter.kind != 'cascade'
+
+
 def _prompts(
-    config: config_dict.ConfigDict, drafter: DrafterConfig
+    config: config_dict.ConfigDict, predicted: Sequence[str]
 ) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
   """Returns the prompts to time and those to predict from.
 
   How long a batch takes depends on its slowest row, which is not predicted.
   """
-  if drafter.is_plain:
+  if not predicted:
     return config_lib.load_prompts(config), ()
   if config.decode.batch_size > 1:
     logging.info('Nothing is predicted for batches.')
-    return config_lib.load_prompts(config), ()
-  # Nor what takes as many passes of the draft as its text happens to need.
-  if drafter.kind == 'cascade':
-    logging.info('Nothing is predicted for a cascade.')
     return config_lib.load_prompts(config), ()
   split = config_lib.load_split(config)
   return split.timed, split.calibration
 
 
 def _sentences(
-    rows: Sequence[dict], foreseen: predictions.Foreseen | None
+    rows: Sequence[dict],
+    predicted: Sequence[str],
+    foreseen: predictions.Foreseen | None,
 ) -> str:
   """Returns lines on every setting: why it is fast, and what was foreseen."""
   lines = []
-  for index, row in enumerate(rows):
+  for row in rows:
     lines += [measure.reason(row), *retrieved.sentences(row)]
-    if foreseen:
-      lines.append(predict.verdict(row, most=foreseen.best[index].most))
+    if foreseen and row['row/name'] in predicted:
+      best = foreseen.best[predicted.index(row['row/name'])]
+      lines.append(predict.verdict(row, most=best.most))
   return ''.join(f'{line}\n' for line in lines)
 
 

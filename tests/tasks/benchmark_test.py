@@ -153,11 +153,14 @@ def test_a_cascade_is_measured_and_not_predicted(run):
       'drafter.kind': 'cascade',
       'drafter.model': 'target',
       'drafter.num_layers': 1,
+      'bench.settings': ('kind=cascade', 'name=look-up,kind=lookup'),
   }
-  _, row = run(fields).results['rows']
-  assert row['row/name'] == 'cascade 4'
-  assert row['lossless/greedy_equal'] is True
-  assert not _PREDICTION_KEYS & set(row)
+  _, cascade, lookup = run(fields).results['rows']
+  assert cascade['row/name'] == 'kind=cascade'
+  assert cascade['lossless/greedy_equal'] is True
+  assert not _PREDICTION_KEYS & set(cascade)
+  assert lookup['row/name'] == 'look-up'
+  _check_prediction(lookup)
 
 
 @pytest.mark.slow

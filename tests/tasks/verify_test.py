@@ -247,6 +247,6 @@ def test_a_drafter_that_its_model_cannot_be_is_refused_unread(
       'drafter.model': str(pair / 'draft'),
       'verify.drafters': ('config', 'cascade'),
   }
-  with pytest.raises(UserError, match="token by token .* kind to 'hybrid'"):
+  with pytest.raises(UserError, match="token by token .*kind to 'hybrid'"):
     run(fields)
   assert not (tmp_path / 'run').exists()
