@@ -268,29 +268,27 @@ def test_settings_are_measured_over_what_was_loaded_once(run, write_store):
       'bench.settings': (
           'name=REST,retrieval.sources=store,retrieval.max_ngram=4',
           'name=text,retrieval.sources=context',
-          'kind=lookup,num_draft_tokens=3',
-          'shape=chain,num_draft_tokens=2',
+          'kind=lookup,num_draft_tokens=4',
       ),
   }
   plain, *rows = run(fields, texts=('abc', 'xyxyxy')).results['rows']
   assert [row['row/name'] for row in rows] == [
       'REST',
       'text',
-      'kind=lookup,num_draft_tokens=3',
-      'shape=chain,num_draft_tokens=2',
+      'kind=lookup,num_draft_tokens=4',
   ]
-  kinds = ['retrieval', 'retrieval', 'lookup', 'retrieval']
+  kinds = ['retrieval', 'retrieval', 'lookup']
   assert [row['row/drafter'] for row in rows] == kinds
-  assert [row['row/num_draft_tokens'] for row in rows] == [5, 5, 3, 2]
+  assert [row['row/num_draft_tokens'] for row in rows] == [5, 5, 4]
   for row in rows:
     assert row['lossless/greedy_equal'] is True
     assert row['decode/tokens'] == plain['decode/tokens']
     assert row['compile/count_after_warm_up'] == 0
-  rest, text, lookup, both = rows
+  rest, text, lookup = rows
   assert rest['datastore/tokens'] == 7
   assert 'datastore/tokens' not in text
   assert not [key for key in lookup if key.startswith('retrieval/')]
-  for row, most in ((rest, 4), (text, 16), (both, 16)):
+  for row, most in ((rest, 4), (text, 16)):
     shares = row['retrieval/matched_len_histogram']
     assert len(shares) == most + 1
     assert sum(shares) == pytest.approx(1, abs=1e-3)
