@@ -75,12 +75,10 @@ def _open_store(
     target: pretrained.Pretrained, drafter: DrafterConfig
 ) -> DeviceStore:
   """Opens the datastore and refuses what cannot draft for the target."""
-  # All of it, as on the device nothing looks at ids and positions again. The
-  # host's search does, and such a file may be larger than the memory.
+  # All of it: nothing looks at ids and positions again, and a store that drafts
+  # wrongly would only be slow. Block by block, so of any size.
   opened = datastore.open_store(
-      drafter.store,
-      tokenizer=target.tokenizer.fingerprint,
-      verify='header' if drafter.asks_host else 'all',
+      drafter.store, tokenizer=target.tokenizer.fingerprint, verify='all'
   )
   depth = opened.header.depth
   drafter.check_depth(depth)

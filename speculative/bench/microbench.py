@@ -175,7 +175,7 @@ def time_parts(
   parts: dict[str, Part] = {'plain': _rounds(plain, prompts, config, count)}
   held = [_Held(engine, prompts, config, count) for engine in engines]
   longest = max(held, key=lambda h: h.num_draft_tokens)
-  widths = _widths([h.num_draft_tokens for h in held])
+  widths = _widths([(h.shape, h.num_draft_tokens) for h in held])
   for n in widths:
     parts[f'pass {n}'] = functools.partial(longest.passes, n)
   for i, engine in enumerate(engines):
@@ -198,14 +198,18 @@ def time_parts(
   ]
 
 
-def _widths(lengths: Sequence[int]) -> list[int]:
+def _widths(drafts: Sequence[tuple[str, int]]) -> list[int]:
   """Returns the numbers of positions to time passes over.
 
-  All that chains have; of the nodes of large trees those in use, and what lies
-  between is taken to lie on a line.
+  All that chains have, as any may be the best; of trees those in use, as each
+  is one more program to compile. What lies between is taken to lie on a line.
+
+  Args:
+    drafts: shape and length of each.
   """
-  few = range(1, min(max(lengths), _MOST_TIMED) + 2)
-  return sorted({*few, *(length + 1 for length in lengths)})
+  chains = [length for shape, length in drafts if shape == 'chain']
+  few = range(1, min(max(chains, default=1), _MOST_TIMED) + 2)
+  return sorted({*few, *(length + 1 for _, length in drafts)})
 
 
 def _rounds(

@@ -41,6 +41,8 @@ class Times:
     propose_ms: drafting J tokens, alone.
     round_ms: one round, the whole of it.
     shape: of what is drafted, 'chain' or 'tree'.
+    check_ms: the target's pass alone over what is drafted; where rounds take
+      passes of several sizes, the mean. That over J + 1 positions when absent.
   """
 
   num_draft_tokens: int
@@ -49,6 +51,14 @@ class Times:
   propose_ms: float
   round_ms: float
   shape: str = 'chain'
+  check_ms: float | None = None
+
+  @property
+  def target_ms(self) -> float:
+    """The target's pass of a round."""
+    if self.check_ms is not None:
+      return self.check_ms
+    return self.pass_ms[self.num_draft_tokens]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +68,16 @@ class Costs:
   Attributes:
     draft: c.
     verify: t(K) for K = 0, 1, ...; the first is 1.
+    check: of the pass of a round, t(J) where all are of one size.
     overhead: o.
+    shape: of what is drafted, 'chain' or 'tree'.
   """
 
   draft: float
   verify: tuple[float, ...]
+  check: float
   overhead: float
+  shape: str = 'chain'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +139,17 @@ def costs_of(times: Times) -> Costs:
   plain, first = times.plain_ms, times.pass_ms[0]
   verify = [1 + (ms - first) / plain for ms in times.pass_ms]
   verify = tuple(itertools.accumulate(verify, max))
-  rest = times.round_ms - times.propose_ms
-  rest -= plain * verify[times.num_draft_tokens]
+  check = verify[times.num_draft_tokens]
+  if times.check_ms is not None:
+    check = max(1 + (times.check_ms - first) / plain, 1.0)
+  rest = times.round_ms - times.propose_ms - plain * check
   least = 0.0 if times.shape == 'chain' else -math.inf
   return Costs(
       draft=times.propose_ms / times.num_draft_tokens / plain,
       verify=verify,
+      check=check,
       overhead=max(rest / plain, least),
+      shape=times.shape,
   )
 
 
@@ -140,7 +158,7 @@ def blend(asked: Times, found: Times, share: float) -> Times:
 
   Args:
     asked: times where the draft model drafts.
-    found: of the same setting where it does not.
+    found: of the same setting where it does not, which may draft more.
     share: of the rounds in which it does.
   """
 
@@ -151,6 +169,7 @@ def blend(asked: Times, found: Times, share: float) -> Times:
       asked,
       propose_ms=mean(asked.propose_ms, found.propose_ms),
       round_ms=mean(asked.round_ms, found.round_ms),
+      check_ms=mean(asked.target_ms, found.target_ms),
   )
 
 
@@ -161,7 +180,7 @@ def fractions(times: Times) -> dict[str, float]:
   less than nothing.
   """
   draft = times.propose_ms / times.round_ms
-  target = times.pass_ms[times.num_draft_tokens] / times.round_ms
+  target = times.target_ms / times.round_ms
   return {
       'time/draft_frac': draft,
       'time/target_frac': target,
@@ -170,7 +189,11 @@ def fractions(times: Times) -> dict[str, float]:
 
 
 def predict(
-    costs: Costs, acceptance: Acceptance, num_draft_tokens: int
+    costs: Costs,
+    acceptance: Acceptance,
+    num_draft_tokens: int,
+    *,
+    check: float | None = None,
 ) -> Prediction:
   """Returns what drafting J tokens should gain.
 
@@ -178,12 +201,18 @@ def predict(
     costs: of the setting.
     acceptance: of the same setting on prompts that are not timed.
     num_draft_tokens: J, or the nodes of a tree.
+    check: of the pass over them in plain steps, that of the setting's own; for
+      another J than its own t(J), when absent.
   """
+  verify = costs.verify[num_draft_tokens] if check is None else check
   # What a pass over fewer positions saves is no overhead.
-  verify = costs.verify[num_draft_tokens] + min(costs.overhead, 0.0)
+  verify += min(costs.overhead, 0.0)
   overhead = max(costs.overhead, 0.0)
-  # A tree is not as deep as it has nodes.
-  depth = min(num_draft_tokens, len(acceptance.by_position))
+  # A tree is not as deep as it has nodes, and what is drafted from text in its
+  # place may be deeper.
+  depth = len(acceptance.by_position)
+  if costs.shape == 'chain':
+    depth = min(num_draft_tokens, depth)
   draft = num_draft_tokens * costs.draft
 
   def speedup(rates: theory.Acceptance) -> float:
@@ -231,7 +260,7 @@ def best(times: Sequence[Times], acceptance: Sequence[Acceptance]) -> Best:
         overhead_cost=costs.overhead,
     )
   gains = {num: predict(costs, rates, num).speedup if num else 1.0}
-  gains |= {J: predict(c, a, J).speedup for J, c, a in pairs}
+  gains |= {J: predict(c, a, J, check=c.check).speedup for J, c, a in pairs}
   best_num = max(gains, key=lambda K: (gains[K], -K))
   return Best(num_draft_tokens=best_num, speedup=gains[best_num], most=most)
 
@@ -273,12 +302,12 @@ def keys(
   """
   costs = costs_of(times)
   J = times.num_draft_tokens
-  found = predict(costs, acceptance, J)
+  found = predict(costs, acceptance, J, check=costs.check)
   return fractions(times) | {
       'time/round_ms': times.round_ms,
       'time/plain_step_ms': times.plain_ms,
       'decode/draft_cost': costs.draft,
-      'decode/verify_cost': costs.verify[J],
+      'decode/verify_cost': costs.check,
       'decode/verify_costs': [round(t, 4) for t in costs.verify[: J + 1]],
       'decode/overhead_cost': costs.overhead,
       'decode/best_num_draft_tokens': longest.num_draft_tokens,

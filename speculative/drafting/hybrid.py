@@ -29,6 +29,10 @@ from speculative.drafting.drawing import ChainDrafter
 from speculative.drafting.text import TextDrafter
 from speculative.models.kv_cache import KVCache
 
+# Where a hybrid drafts from: text where something is found, or one of both
+# whatever is found.
+DRAFTS_FROM = ('either', 'text', 'model')
+
 
 def repeats(text: Sequence[int], num_tokens: int) -> bool:
   """Tells on the host whether the end of a text occurs earlier in it.
@@ -58,7 +62,7 @@ class Hybrid:
       the model.
     draft: of as many tokens; an `Lm` needs num_behind > num_draft_tokens, as
       its cache may lack a whole round.
-    drafts_from: 'either'; or 'text' or 'model', whatever is found.
+    drafts_from: one of `DRAFTS_FROM`.
   """
 
   text: TextDrafter
@@ -66,6 +70,7 @@ class Hybrid:
   drafts_from: str = 'either'
 
   def __post_init__(self) -> None:
+    _check_source(self.drafts_from)
     J = self.draft.num_draft_tokens
     if self.text.num_draft_tokens != J:
       raise ValueError(
@@ -76,7 +81,10 @@ class Hybrid:
       raise ValueError(f'the draft needs num_behind > {J}.')
 
   def always(self, source: str) -> 'Hybrid':
-    """Returns one that drafts from one source whatever the text is.
+    """Returns one whose rounds are all of one kind, as parts are timed.
+
+    From text that is after the shortest match there can be; where a datastore
+    has none even so, nothing is drafted.
 
     Args:
       source: 'text' or 'model'.
@@ -178,6 +186,7 @@ class HybridTree(Hybrid):
   draft: Beam
 
   def __post_init__(self) -> None:
+    _check_source(self.drafts_from)
     depth = drafter_lib.max_depth(self.text)
     if self.draft.max_depth < depth:
       raise ValueError(
@@ -187,8 +196,8 @@ class HybridTree(Hybrid):
 
   @property
   def num_draft_tokens(self) -> int:
-    """M, of whichever has more nodes."""
-    return max(self.text.num_draft_tokens, self.draft.num_draft_tokens)
+    """M, of whichever drafts more nodes."""
+    return self.buckets[-1]
 
   @property
   def max_depth(self) -> int:
@@ -198,7 +207,11 @@ class HybridTree(Hybrid):
   @property
   def buckets(self) -> tuple[int, ...]:
     """Numbers of nodes that passes are compiled for, M last."""
-    sizes = {*drafter_lib.buckets(self.text), self.draft.num_draft_tokens}
+    sizes = set()
+    if self.drafts_from != 'model':
+      sizes |= {*drafter_lib.buckets(self.text)}
+    if self.drafts_from != 'text':
+      sizes |= {self.draft.num_draft_tokens}
     return tuple(sorted(sizes))
 
   def propose(
@@ -208,7 +221,7 @@ class HybridTree(Hybrid):
     beam = self.draft
     found, found_B = self._find(params, state)
     M = self.num_draft_tokens
-    found = found.replace(shape='tree').padded(M)
+    found = _of_size(found.replace(shape='tree'), M)
     params = text_lib.model_of(params)
     can_B = drafter_lib.within_budget(state, 1)[:, 0]
     hidden_B1D, drafter_state = beam.draft.catch_up(
@@ -221,7 +234,7 @@ class HybridTree(Hybrid):
       chosen = jax.tree.map(
           lambda x, y: jnp.where(found_B[:, None], x, y),
           found,
-          tree.padded(M),
+          _of_size(tree, M),
       )
       return chosen, written
 
@@ -229,3 +242,15 @@ class HybridTree(Hybrid):
         jnp.any(can_B & ~found_B), grow, lambda: (found, cache)
     )
     return proposal, drafter_state.replace(cache=cache)
+
+
+def _of_size(proposal: Proposal, num_nodes: int) -> Proposal:
+  """Pads a Proposal, or cuts one that no row takes."""
+  return proposal.first(num_nodes).padded(num_nodes)
+
+
+def _check_source(drafts_from: str) -> None:
+  if drafts_from not in DRAFTS_FROM:
+    raise ValueError(
+        f'drafts_from is {drafts_from!r}, not one of {DRAFTS_FROM}.'
+    )

@@ -22,6 +22,7 @@ from speculative.bench import report
 from speculative.bench.compare import Divergence
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.generation import Generation
+from speculative.drafting import changes
 from speculative.drafting import config as drafter_config
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
@@ -53,16 +54,7 @@ def _drafters(
           f'config.drafter.kind to be {kind!r} and a model; it is '
           f'{drafter.kind!r}.'
       )
-    unused = {} if needs_model else {'model': '', 'num_layers': 0}
-    retrieves = kind == 'retrieval' or (
-        kind in drafter_config.WITH_BOTH
-        and drafter.hybrid_source == 'retrieval'
-    )
-    if not retrieves:
-      unused['store'] = ''
-    if kind in ('lookup', 'cascade') or kind != drafter.kind and drafter.widths:
-      unused |= {'shape': 'chain', 'widths': ()}
-    of_kind = dataclasses.replace(drafter, kind=kind, **unused)
+    of_kind = changes.changed(drafter, {'kind': kind})
     rules = config.verify.rules
     if of_kind.is_deterministic:
       rules = (_OWN,)

@@ -122,5 +122,9 @@ def test_every_setting_gets_times_of_all_its_parts(engine):
 
 
 def test_widths_of_large_trees_are_not_all_timed():
-  assert microbench._widths([4, 2]) == [1, 2, 3, 4, 5]
-  assert microbench._widths([64, 24, 3]) == [*range(1, 18), 25, 65]
+  chains = [('chain', 4), ('chain', 2)]
+  assert microbench._widths(chains) == [1, 2, 3, 4, 5]
+  trees = [('tree', 64), ('tree', 24), ('tree', 3)]
+  assert microbench._widths(trees) == [1, 2, 4, 25, 65]
+  assert microbench._widths(chains + trees) == [*range(1, 6), 25, 65]
+  assert microbench._widths([('chain', 64)]) == [*range(1, 18), 65]

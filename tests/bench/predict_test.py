@@ -128,7 +128,36 @@ def test_rounds_of_two_kinds_take_their_mean_time():
   found = dataclasses.replace(_TIMES, propose_ms=0.5, round_ms=12.0)
   mean = predict.blend(_TIMES, found, 0.25)
   assert (mean.propose_ms, mean.round_ms) == (0.75, 12.75)
-  assert predict.blend(_TIMES, found, 1.0) == _TIMES
+  assert predict.blend(_TIMES, found, 1.0) == dataclasses.replace(
+      _TIMES, check_ms=_TIMES.target_ms
+  )
+
+
+def test_rounds_with_passes_of_two_sizes_are_charged_their_mean():
+  # Trees of 2 nodes where the model drafts, 4 tokens where text does.
+  pass_ms = [9.0, 9.5, 10.0, 11.0, 12.0]
+  asked = Times(2, 10.0, pass_ms, 2.0, 14.0, shape='tree')
+  found = dataclasses.replace(
+      asked, num_draft_tokens=4, propose_ms=0.4, round_ms=15.0
+  )
+  mean = predict.blend(asked, found, 0.75)
+  assert mean.num_draft_tokens == 2
+  assert mean.target_ms == pytest.approx(0.75 * 10 + 0.25 * 12)
+  costs = predict.costs_of(mean)
+  assert costs.check == pytest.approx(1 + 0.15)
+  assert costs.draft == pytest.approx(1.6 / 2 / 10)
+  assert costs.overhead == pytest.approx(1.425 - 0.16 - 1.15)
+  shares = predict.fractions(mean)
+  assert shares['time/target_frac'] == pytest.approx(10.5 / 14.25)
+  # What text drafts may be deeper than the tree has nodes.
+  deep = dataclasses.replace(
+      _ACCEPTANCE, rate=0.5, by_position=[0.5, 0.5, 0.9, 0.9]
+  )
+  row = _row(mean, deep, measured=1.4, tokens=2.0)
+  assert row['decode/verify_cost'] == pytest.approx(1.15)
+  tokens = 1 + 0.5 + 0.25 + 0.225 + 0.2025
+  assert row['speedup/predicted'] == pytest.approx(tokens / 1.425)
+  assert row['decode/best_num_draft_tokens'] == 2
 
 
 def test_a_tree_counts_by_depth_and_costs_what_its_round_took():

@@ -221,6 +221,7 @@ def test_a_store_goes_to_the_drafters_that_search_it(get_config):
       | {
           'drafter.retrieval.sources': 'both',
           'drafter.store': 'some.store',
+          'drafter.hybrid_tokens': 9,
           'verify.drafters': ('config', 'lookup', 'retrieval', 'lm', 'cascade'),
       }
   )
