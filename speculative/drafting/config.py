@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import operator
 
+from speculative.decoding import config as decode_config
 from speculative.decoding import verify
 from speculative.drafting import retrieval_config
 from speculative.drafting.retrieval_config import RetrievalConfig
@@ -256,6 +257,18 @@ class DrafterConfig:
       )
 
   def _check_widths(self) -> None:
+    widths = self.widths
+    if isinstance(widths, list):
+      # A setting is looked up by its value.
+      widths = tuple(widths)
+      object.__setattr__(self, 'widths', widths)
+    if not isinstance(widths, tuple) or not all(
+        decode_config.is_int(n) and n > 0 for n in widths
+    ):
+      raise UserError(
+          f'config.drafter.widths is {widths!r}; it needs to be numbers above '
+          '0, such as (3, 2), or ().'
+      )
     if bool(self.widths) != (self.shape == 'drawn_tree'):
       raise UserError(
           f'config.drafter.widths is {self.widths} where config.drafter.shape '
@@ -269,7 +282,7 @@ class DrafterConfig:
           "does not draft; set config.drafter.kind to 'lm'."
       )
     nodes = sum(itertools.accumulate(self.widths, operator.mul))
-    if min(self.widths) < 1 or self.num_draft_tokens not in (0, nodes):
+    if self.num_draft_tokens not in (0, nodes):
       raise UserError(
           f'config.drafter.widths {self.widths} make {nodes} nodes, got '
           f'num_draft_tokens={self.num_draft_tokens}; set config.decode.'

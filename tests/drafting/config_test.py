@@ -120,6 +120,10 @@ _BOTH = {'model': 'x', 'hybrid_source': 'retrieval', 'store': 'y'}
             },
             r'widths \(3, 2\) make 9 nodes, got num_draft_tokens=4',
         ),
+        ({'widths': ('a',)}, r"widths is \('a',\); .* numbers above 0"),
+        ({'widths': (2.0,)}, r'widths is \(2.0,\); .* numbers above 0'),
+        ({'widths': (2, 0)}, r'widths is \(2, 0\); .* numbers above 0'),
+        ({'widths': 3}, 'widths is 3; .* numbers above 0'),
         ({'width': 0}, 'width is 0; it needs to be >= 1'),
         (
             {
@@ -185,6 +189,12 @@ def test_which_drafters_are_plain_and_which_deterministic(
   config = DrafterConfig(**settings)
   assert config.is_plain == is_plain
   assert config.is_deterministic == is_deterministic
+
+
+def test_widths_in_a_list_are_those_in_a_tuple():
+  settings = dict(model='x', shape='drawn_tree', num_draft_tokens=9)
+  drafter = DrafterConfig('lm', widths=[3, 2], **settings)
+  assert hash(drafter) == hash(DrafterConfig('lm', widths=(3, 2), **settings))
 
 
 @pytest.mark.parametrize('kind', ['hybrid', 'cascade'])
