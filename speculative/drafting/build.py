@@ -59,9 +59,7 @@ def build(
     keeps = config.kind != 'hybrid' and not config.drafts_tree
     chain = Lm(model, depth, vocab_size, 2 if keeps else depth + 1)
   if config.kind == 'cascade':
-    # A guess of the last token is never needed: a pass draws one more.
-    num_guessed = min(config.cascade_tokens, max(J - 1, 1))
-    return Cascade(_text(config, num_guessed, placement), chain)
+    return Cascade(_text(config, config.num_guessed, placement), chain)
   if config.drafts_tree:
     _check_width(config, chain.head.size)
     chain = Beam(chain, J, levels=config.levels, width=config.width)

@@ -191,14 +191,16 @@ class DrafterConfig:
           "the device; set it to 'whole' or 'split', or config.drafter.kind to "
           "'retrieval'."
       )
-    name, num = 'num_draft_tokens', self.num_draft_tokens
+    num = self.num_draft_tokens
+    given = f'num_draft_tokens is {num}'
     if self.kind == 'cascade':
-      name, num = 'config.drafter.cascade_tokens', self.cascade_tokens
+      given = f'config.drafter.cascade_tokens is {self.cascade_tokens}'
+      num = self.num_guessed
     length = self.retrieval.length
     if self.uses_retrieval and self.shape == 'chain' and num > length:
       raise UserError(
-          f'{name} is {num}, but only {length} tokens are read after a match; '
-          f'set {_RETRIEVAL}.length to at least as many.'
+          f'{given}, but only {length} tokens are read after a match; '
+          f'set {_RETRIEVAL}.length to at least {num}.'
       )
 
   def check_depth(self, depth: int) -> None:
@@ -300,6 +302,12 @@ class DrafterConfig:
     if self.kind in WITH_BOTH:
       return self.hybrid_source == 'retrieval'
     return self.kind == 'retrieval'
+
+  @property
+  def num_guessed(self) -> int:
+    """Tokens that text hands the draft model of a cascade at once."""
+    # A guess of the last token is never needed: a pass draws one more.
+    return min(self.cascade_tokens, max(self.num_draft_tokens - 1, 1))
 
   @property
   def label(self) -> str:

@@ -92,10 +92,11 @@ _BOTH = {'model': 'x', 'hybrid_source': 'retrieval', 'store': 'y'}
                 'kind': 'cascade',
                 'model': 'x',
                 'hybrid_source': 'retrieval',
-                'cascade_tokens': 11,
+                'num_draft_tokens': 12,
+                'cascade_tokens': 20,
                 'retrieval': _CONTEXT,
             },
-            'cascade_tokens is 11, but only 10 tokens',
+            'cascade_tokens is 20, but only 10 tokens .* at least 11',
         ),
         (
             {'kind': 'cascade', 'model': 'x', 'shape': 'tree'},
@@ -189,6 +190,22 @@ def test_which_drafters_are_plain_and_which_deterministic(
   config = DrafterConfig(**settings)
   assert config.is_plain == is_plain
   assert config.is_deterministic == is_deterministic
+
+
+@pytest.mark.parametrize(
+    'num_draft_tokens, num_guessed', [(0, 1), (1, 1), (2, 1), (4, 3), (9, 4)]
+)
+def test_a_cascade_reads_no_more_after_a_match_than_it_guesses(
+    num_draft_tokens, num_guessed
+):
+  drafter = DrafterConfig(
+      'cascade',
+      'x',
+      num_draft_tokens=num_draft_tokens,
+      hybrid_source='retrieval',
+      retrieval=RetrievalConfig(sources='context', length=num_guessed),
+  )
+  assert drafter.num_guessed == num_guessed
 
 
 def test_widths_in_a_list_are_those_in_a_tuple():
