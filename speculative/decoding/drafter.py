@@ -62,7 +62,15 @@ class Proposal:
 
     Args:
       num_nodes: at least as many as it has.
+
+    Raises:
+      ValueError: If the draft has laws.
     """
+    if self.probs_BPV is not None:
+      raise ValueError(
+          'laws have no rows for invalid nodes; only a deterministic draft is '
+          'padded.'
+      )
     extra = ((0, 0), (0, num_nodes - self.tokens_BM.shape[1]))
     return self.replace(
         tokens_BM=jnp.pad(self.tokens_BM, extra),

@@ -26,6 +26,17 @@ def test_chain_carries_the_laws_its_tokens_were_drawn_from():
   assert proposal.probs_BPV is laws
 
 
+def test_a_deterministic_draft_alone_is_padded_with_invalid_nodes():
+  tokens, valid = jnp.asarray([[7, 2]]), jnp.ones((1, 2), bool)
+  padded = drafter_lib.chain(tokens, valid).padded(3)
+  np.testing.assert_array_equal(padded.tokens_BM, [[7, 2, 0]])
+  np.testing.assert_array_equal(padded.parent_BM, [[-1, 0, -1]])
+  np.testing.assert_array_equal(padded.depth_BM, [[1, 2, 1]])
+  np.testing.assert_array_equal(padded.valid_BM, [[True, True, False]])
+  with pytest.raises(ValueError, match='laws have no rows for invalid nodes'):
+    drafter_lib.chain(tokens, valid, jnp.full((1, 2, 4), 0.25)).padded(3)
+
+
 @pytest.mark.parametrize(
     'room, done, num_useful',
     [(9, False, 3), (4, False, 3), (3, False, 2), (1, False, 0), (9, True, 0)],
