@@ -14,8 +14,8 @@ from jax import numpy as jnp
 import numpy as np
 
 from speculative import watchdog
-from speculative.drafting.config import RetrievalConfig
 from speculative.drafting.retrieval import Retrieval
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.retrieval import context
 from speculative.retrieval import host_search
 from speculative.retrieval.device_store import DeviceStore

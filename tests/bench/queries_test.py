@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from speculative.bench import queries
-from speculative.drafting.config import RetrievalConfig
 from speculative.drafting.retrieval import Retrieval
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.retrieval import oracle
 from speculative.sharding import Placement
 from speculative.testing import stores

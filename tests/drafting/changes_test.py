@@ -4,7 +4,7 @@ import pytest
 
 from speculative.drafting import changes
 from speculative.drafting.config import DrafterConfig
-from speculative.drafting.config import RetrievalConfig
+from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.errors import UserError
 
 _REST = DrafterConfig(
