@@ -121,6 +121,18 @@ def _room(state: DecodeState) -> jax.Array:
   return jnp.where(state.done_B, 0, state.limit_B - state.seq_len_B - 1)
 
 
+def rows_of(x_BWn: jax.Array, index_BV: jax.Array) -> jax.Array:
+  """Takes rows [B, V, ...] of an array [B, W, ...].
+
+  Args:
+    x_BWn: of any further dimensions.
+    index_BV: int32; those outside take the nearest row.
+  """
+  index_BV = jnp.clip(index_BV, 0, x_BWn.shape[1] - 1)
+  index = index_BV.reshape(index_BV.shape + (1,) * (x_BWn.ndim - 2))
+  return jnp.take_along_axis(x_BWn, index, axis=1)
+
+
 class Drafter(Protocol):
   """Proposes tokens; a frozen dataclass of static settings, hashable.
 

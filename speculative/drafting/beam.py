@@ -68,12 +68,6 @@ class Offered:
   score_BN: jax.Array
 
 
-def rows_of(x_BWn: jax.Array, index_BV: jax.Array) -> jax.Array:
-  """Takes rows [B, V, ...] of an array [B, W, ...]."""
-  index = index_BV.reshape(index_BV.shape + (1,) * (x_BWn.ndim - 2))
-  return jnp.take_along_axis(x_BWn, index, axis=1)
-
-
 def choose(
     levels: list[Offered], state: DecodeState, num_nodes: int
 ) -> Proposal:
@@ -100,7 +94,7 @@ def choose(
   # Equals in the order of their places.
   _, chosen_BM = jax.lax.top_k(offered.score_BN, num_nodes)
   chosen_BM = jnp.sort(chosen_BM, axis=1)
-  parent_BM1 = rows_of(offered.parent_BN, chosen_BM)[..., None]
+  parent_BM1 = drafter_lib.rows_of(offered.parent_BN, chosen_BM)[..., None]
   is_parent_BMM = parent_BM1 == chosen_BM[:, None, :]
   node_M = jnp.arange(num_nodes, dtype=jnp.int32)
   parent_BM = jnp.max(
@@ -108,7 +102,7 @@ def choose(
   )
   depth_BM = depth_N[chosen_BM]
   return Proposal(
-      tokens_BM=rows_of(offered.tokens_BN, chosen_BM),
+      tokens_BM=drafter_lib.rows_of(offered.tokens_BN, chosen_BM),
       parent_BM=parent_BM,
       depth_BM=depth_BM,
       valid_BM=drafter_lib.within_depth(state, depth_BM),
@@ -249,14 +243,14 @@ class Beam:
     first = sum(x.tokens_BN.shape[1] for x in offered[:-1])
     # Children stand parent by parent.
     parent_BW = at_BW // W
-    above_BWU = rows_of(level.above_BWU, parent_BW)
+    above_BWU = drafter_lib.rows_of(level.above_BWU, parent_BW)
     # A parent was read in the pass before; the last committed token is text.
     slot_U = jnp.arange(above_BWU.shape[-1], dtype=jnp.int32)
     parent_slot_BW1 = (parent_BW + (depth - 2) * W)[..., None]
     is_parent_BWU = (slot_U[None, None, :] == parent_slot_BW1) & (depth > 1)
     return Level(
-        tokens_BW=rows_of(latest.tokens_BN, at_BW),
-        hidden_BWD=rows_of(out_BWD, parent_BW),
+        tokens_BW=drafter_lib.rows_of(latest.tokens_BN, at_BW),
+        hidden_BWD=drafter_lib.rows_of(out_BWD, parent_BW),
         index_BW=at_BW + first,
         score_BW=score_BW,
         above_BWU=above_BWU | is_parent_BWU,

@@ -62,13 +62,6 @@ class _Drafted:
   state: CascadeState
 
 
-def _at(x_BTn: jax.Array, index_BJ: jax.Array) -> jax.Array:
-  """Takes rows [B, J, ...]; indices outside take the nearest."""
-  index_BJ = jnp.clip(index_BJ, 0, x_BTn.shape[1] - 1)
-  index = index_BJ.reshape(index_BJ.shape + (1,) * (x_BTn.ndim - 2))
-  return jnp.take_along_axis(x_BTn, index, axis=1)
-
-
 @dataclasses.dataclass(frozen=True)
 class Cascade:
   """Drafts J tokens with a model that is handed guesses from text.
@@ -181,15 +174,15 @@ class Cascade:
         model,
         jnp.where(
             ahead_BT < 0,
-            _at(text_BS, end_B[:, None] + ahead_BT),
-            _at(guess_BG, ahead_BT),
+            drafter_lib.rows_of(text_BS, end_B[:, None] + ahead_BT),
+            drafter_lib.rows_of(guess_BG, ahead_BT),
         ),
         None,
         kv_cache.rollback(drafted.state.cache, start_B),
     )
     # Row r of these follows r guessed tokens.
     row_R = jnp.arange(G + 1, dtype=jnp.int32)
-    hidden_BRD = _at(
+    hidden_BRD = drafter_lib.rows_of(
         out.hidden_BTD, (end_B - 1 - start_B)[:, None] + row_R[None, :]
     )
     drawn_BR, law_BRW = self.head.draw_many(
@@ -211,7 +204,9 @@ class Cascade:
     index_S = jnp.arange(state.tokens_BS.shape[1], dtype=jnp.int32)
     place_BS = index_S[None, :] - state.seq_len_B[:, None]
     return jnp.where(
-        place_BS < 0, state.tokens_BS, _at(drafted.tokens_BJ, place_BS)
+        place_BS < 0,
+        state.tokens_BS,
+        drafter_lib.rows_of(drafted.tokens_BJ, place_BS),
     )
 
   def _before(self, drafted: _Drafted, guess_BG: jax.Array) -> PathDrafts:
@@ -221,7 +216,7 @@ class Cascade:
     index_J = jnp.arange(J, dtype=jnp.int32)
     ahead_BJ = index_J[None, :] - drafted.num_B[:, None]
     tokens_BJ = jnp.where(
-        ahead_BJ < 0, drafted.tokens_BJ, _at(guess_BG, ahead_BJ)
+        ahead_BJ < 0, drafted.tokens_BJ, drafter_lib.rows_of(guess_BG, ahead_BJ)
     )
     return PathDrafts(
         jnp.broadcast_to(tokens_BJ[:, None, :], (B, len(row_R), J)),
@@ -242,10 +237,12 @@ class Cascade:
     is_new_BJ = (row_BJ >= 0) & (row_BJ < num_new_B[:, None])
     return drafted.replace(
         tokens_BJ=jnp.where(
-            is_new_BJ, _at(drawn_BR, row_BJ), drafted.tokens_BJ
+            is_new_BJ, drafter_lib.rows_of(drawn_BR, row_BJ), drafted.tokens_BJ
         ),
         laws_BJW=jnp.where(
-            is_new_BJ[..., None], _at(law_BRW, row_BJ), drafted.laws_BJW
+            is_new_BJ[..., None],
+            drafter_lib.rows_of(law_BRW, row_BJ),
+            drafted.laws_BJW,
         ),
         num_B=jnp.minimum(drafted.num_B + num_new_B, J),
     )

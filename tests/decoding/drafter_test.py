@@ -37,6 +37,15 @@ def test_a_deterministic_draft_alone_is_padded_with_invalid_nodes():
     drafter_lib.chain(tokens, valid, jnp.full((1, 2, 4), 0.25)).padded(3)
 
 
+def test_rows_outside_are_the_nearest():
+  x = jnp.asarray([[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 12]]])
+  index = jnp.asarray([[-2, 1], [2, 3]])
+  got = drafter_lib.rows_of(x, index)
+  np.testing.assert_array_equal(got, [[[1, 2], [3, 4]], [[11, 12], [11, 12]]])
+  got = drafter_lib.rows_of(x[..., 0], index)
+  np.testing.assert_array_equal(got, [[1, 3], [11, 11]])
+
+
 @pytest.mark.parametrize(
     'room, done, num_useful',
     [(9, False, 3), (4, False, 3), (3, False, 2), (1, False, 0), (9, True, 0)],
