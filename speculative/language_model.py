@@ -192,7 +192,7 @@ class LanguageModel:
         retrieval.on_host(self._store),
     )
 
-  def check_drafter(self, drafter: DrafterConfig | None = None) -> None:
+  def check_drafter(self, drafter: str | DrafterConfig | None = None) -> None:
     """Refuses a drafter that its draft model cannot be, without weights.
 
     Args:
@@ -201,7 +201,9 @@ class LanguageModel:
     Raises:
       UserError: Naming the field of the drafter.
     """
-    self._step(drafter or self._drafter)
+    if drafter is None:
+      drafter = self._drafter
+    self._step(drafter_config.named(drafter))
 
   def _step(self, drafter: DrafterConfig) -> Autoregressive | Speculative:
     num_tokens = self.tokenizer.vocab_size
@@ -214,11 +216,8 @@ class LanguageModel:
     )
     if drafter.is_plain:
       return Autoregressive(target)
-    if drafter.uses_store and _store_of(drafter) != _store_of(self._drafter):
-      raise UserError(
-          f'the datastore {drafter.store!r} is not loaded; name it when the '
-          'model is loaded.'
-      )
+    if drafter.uses_store:
+      _check_loaded('datastore', _store_of(drafter), _store_of(self._drafter))
     if drafter.uses_store and self._store is not None:
       drafter.check_depth(self._store.depth)
     model = self._draft_model(drafter) if drafter.uses_model else None
@@ -232,13 +231,9 @@ class LanguageModel:
 
   def _draft_model(self, drafter: DrafterConfig) -> Transformer | DraftModel:
     """Returns the static half of the loaded draft model."""
-    if self._draft is None or _weights_of(drafter) != _weights_of(
-        self._drafter
-    ):
-      raise UserError(
-          f'the draft model {drafter.model!r} is not loaded in '
-          f'{drafter.dtype}; name it when the model is loaded.'
-      )
+    _check_loaded(
+        'draft model', _weights_of(drafter), _weights_of(self._drafter)
+    )
     settings = dict(
         num_tokens=self.tokenizer.vocab_size, placement=self._draft_placement
     )
@@ -461,9 +456,10 @@ def _is_list(value: object) -> bool:
   )
 
 
-def _weights_of(drafter: DrafterConfig) -> tuple[str, int, str, int]:
-  """Returns what the loaded weights of a draft model depend on."""
-  return drafter.model, drafter.num_layers, drafter.dtype, drafter.shards
+def _weights_of(drafter: DrafterConfig) -> dict[str, object]:
+  """Returns what the loaded weights of a draft model depend on, by field."""
+  fields = ('model', 'num_layers', 'dtype', 'shards')
+  return {field: getattr(drafter, field) for field in fields}
 
 
 def _parts_of(drafter: DrafterConfig) -> tuple[str, ...]:
@@ -474,6 +470,37 @@ def _parts_of(drafter: DrafterConfig) -> tuple[str, ...]:
   return tuple(name for name, is_used in uses if is_used)
 
 
-def _store_of(drafter: DrafterConfig) -> tuple[str, str]:
-  """Returns what the loaded datastore depends on."""
-  return drafter.store, drafter.retrieval.placement
+def _store_of(drafter: DrafterConfig) -> dict[str, object]:
+  """Returns what the loaded datastore depends on, by field."""
+  return {
+      'store': drafter.store,
+      'retrieval.placement': drafter.retrieval.placement,
+  }
+
+
+def _check_loaded(
+    what: str, asked: Mapping[str, object], loaded: Mapping[str, object]
+) -> None:
+  """Refuses what was not loaded, or otherwise.
+
+  Args:
+    what: the first field names, in words.
+    asked: values of a drafter's fields.
+    loaded: of the same fields.
+
+  Raises:
+    UserError: Naming the first field that differs.
+  """
+  first, *others = asked
+  if asked[first] != loaded[first]:
+    raise UserError(
+        f'the {what} {asked[first]!r} is not loaded; name it when the model is '
+        'loaded.'
+    )
+  for field in others:
+    if asked[field] != loaded[field]:
+      raise UserError(
+          f'config.drafter.{field} is {asked[field]!r}, but the {what} '
+          f'{asked[first]!r} is loaded with {loaded[field]!r}; set it to that, '
+          'or load the model with the other.'
+      )

@@ -142,8 +142,34 @@ def test_what_was_not_loaded_is_refused(both, store):
     alone.check_drafter(_hybrid(store))
   retrieval = DrafterConfig('retrieval', store=store)
   alone = api.open_model(_NAME, drafter=retrieval)
-  with pytest.raises(UserError, match='draft_model|draft model .* not loaded'):
+  with pytest.raises(UserError, match='draft model .* is not loaded'):
     alone.check_drafter(_hybrid(store))
+
+
+@pytest.mark.parametrize(
+    'settings, message',
+    [
+        ({'num_layers': 1}, "num_layers is 1, .*_draft' is loaded with 0"),
+        ({'dtype': 'int8'}, "dtype is 'int8', .* is loaded with 'float32'"),
+        ({'shards': 1}, 'shards is 1, but the draft model .* with 0; set it'),
+        (
+            {'retrieval': RetrievalConfig(placement='split')},
+            "retrieval.placement is 'split', but the datastore .* with 'whole'",
+        ),
+    ],
+    ids=str,
+)
+def test_what_was_loaded_otherwise_is_named_by_its_field(
+    both, store, settings, message
+):
+  with pytest.raises(UserError, match=f'config.drafter.{message}'):
+    both.check_drafter(_hybrid(store, **settings))
+
+
+def test_a_drafter_is_checked_by_its_kind_alone(both):
+  both.check_drafter('lookup')
+  with pytest.raises(UserError, match="kind is 'medusa'"):
+    both.check_drafter('medusa')
 
 
 @pytest.mark.slow
