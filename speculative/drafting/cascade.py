@@ -5,6 +5,10 @@ several tokens in one pass, draws at every position with the key and the law
 that it would draw with alone, and keeps what it drew up to and including the
 first token that is not the guessed one. So it drafts what `lm.Lm` drafts with
 the same seed, and reports the same laws, in fewer passes where text is right.
+It does so in float32: in bfloat16 passes of other widths round otherwise, and
+where two tokens are nearly as likely another one may be drafted. The law that
+is reported is the one that was drawn from all the same, so that the output
+keeps the target's.
 
   five tokens after the text .. b; three are guessed at once
     pass   reads       draws after each   keeps
