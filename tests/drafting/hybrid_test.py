@@ -40,6 +40,7 @@ _DRAFTS = {
     'hidden': HiddenLm(DraftModel(tiny.HIDDEN_DRAFT), _J, vocab_size=_V),
     'model': Lm(Transformer(tiny.DRAFT), _J, vocab_size=_V, num_behind=_J + 1),
 }
+_DEEP = 7
 # The last two end in what they began with.
 _PROMPTS = [[3], [9, 8, 7, 6, 5], [1, 2, 3, 4, 1, 2, 3], [5, 6, 5, 6, 5, 6]]
 
@@ -182,8 +183,11 @@ def store(plain) -> DeviceStore:
   """What the target says to other prompts."""
   prompts = [[t, u] for t in range(0, 12, 3) for u in (5, 7)]
   config = DecodeConfig(max_new_tokens=40, temperature=0.7)
-  written = plain.generate(prompts, config).token_ids
-  tokens = np.array([t for ids in written for t in [*ids, _V]])
+  return _store_of(plain.generate(prompts, config).token_ids)
+
+
+def _store_of(documents: list[list[int]]) -> DeviceStore:
+  tokens = np.array([t for ids in documents for t in [*ids, _V]])
   suffixes = np.asarray(oracle.sort_suffixes(tokens.tolist(), separator=_V))
   return jax.device_put(stores.of_tokens([(tokens, suffixes)], separator=_V))
 
@@ -295,6 +299,46 @@ def test_text_drafts_another_number_of_tokens_than_the_tree_has(
   assert 0 < got.acceptance_rate < 1
 
 
+@pytest.mark.parametrize('name', _DRAFTS)
+@pytest.mark.parametrize('shape', ['chain', 'tree'])
+def test_the_draft_knows_the_text_after_rounds_deeper_than_its_tree(
+    target, plain, name, shape
+):
+  """As one that read the same text anew."""
+  longer = {'num_behind': _DEEP + 1} if name == 'model' else {}
+  draft = dataclasses.replace(_DRAFTS[name], num_draft_tokens=_DEEP, **longer)
+  beam = Beam(draft, 4, levels=2, width=2)
+  text = _retrieving(_DEEP, shape, 'store', length=_DEEP)
+  tree = HybridTree(text, beam)
+  config = DecodeConfig(max_new_tokens=40)
+  # All that will be said.
+  said = plain.generate(_PROMPTS, config).token_ids
+  documents = [p + ids for p, ids in zip(_PROMPTS, said, strict=True)]
+  model = _params(name, target)
+  engine = Engine(
+      Speculative(_TARGET, tree),
+      Weights(target, StoreAndModel(_store_of(documents), model)),
+  )
+  carry = engine.start(_PROMPTS, config)
+  one_round = jax.jit(engine.step)
+  num_new = []
+  for _ in range(3):
+    before_B = carry.state.seq_len_B
+    carry = one_round(engine.weights, carry)
+    num_new.append(carry.state.seq_len_B - before_B)
+  assert (np.max(num_new, axis=0) > beam.levels + 1).all()
+  state = carry.state
+  texts = [
+      state.tokens_BS[row, : state.seq_len_B[row]].tolist()
+      for row in range(len(_PROMPTS))
+  ]
+  fresh = engine.start(texts, config)
+  got = _propose(beam, model, carry.drafter_state, state)
+  expected = _propose(beam, model, fresh.drafter_state, fresh.state)
+  np.testing.assert_array_equal(got.tokens_BM, expected.tokens_BM)
+  np.testing.assert_array_equal(got.parent_BM, expected.parent_BM)
+
+
 @pytest.mark.parametrize(
     'source, expected', [('text', [7] * 4), ('model', [4] * 4)]
 )
@@ -311,9 +355,7 @@ def test_a_round_from_one_source_has_its_number_of_nodes(
   engine = Engine(Speculative(_TARGET, tree), weights)
   prompts = [[1 + i, 9 + i, 17 + i] for i in range(4)]
   carry = engine.start(prompts, DecodeConfig(max_new_tokens=20))
-  proposal, _ = tree.propose(
-      weights.drafter, carry.drafter_state, carry.state
-  )
+  proposal, _ = tree.propose(weights.drafter, carry.drafter_state, carry.state)
   assert proposal.valid_BM.sum(axis=1).tolist() == expected
 
 
