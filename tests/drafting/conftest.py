@@ -21,6 +21,7 @@ def _state(
     done: Sequence[bool] | None = None,
     max_seq_len: int = 32,
     rubbish: int = 0,
+    stop_ids: Sequence[int] = (-1,),
     **settings,
 ) -> DecodeState:
   B = len(texts)
@@ -35,7 +36,7 @@ def _state(
       limit_B=jnp.asarray(lens + np.asarray(room, np.int32)),
       done_B=jnp.asarray(np.zeros(B, bool) if done is None else done),
       reason_B=jnp.full(B, state_lib.RUNNING, jnp.int32),
-      stop_ids_BE=jnp.full((B, 1), -1, jnp.int32),
+      stop_ids_BE=jnp.tile(jnp.asarray(stop_ids, jnp.int32), (B, 1)),
       log_probs=None,
       cache=TableModel().init_cache(B, max_seq_len),
       sampling=samplers.sampling(B, **settings),
