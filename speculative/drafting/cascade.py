@@ -110,8 +110,8 @@ class Cascade:
         state,
         features,
         prompt_width=prompt_width,
-        # A guess goes beyond the last token that is drafted.
-        num_spare=self.text.num_draft_tokens + 1,
+        # A guess longer than the draft reaches beyond a round's own slots.
+        num_spare=max(self.text.num_draft_tokens - self.num_draft_tokens, 0),
     )
     return CascadeState(cache=read.cache, num_passes=jnp.zeros((), jnp.int32))
 

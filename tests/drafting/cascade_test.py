@@ -1,5 +1,6 @@
 """Text that drafts for the draft, which drafts as it does alone."""
 
+import dataclasses
 import functools
 
 import jax
@@ -211,16 +212,29 @@ def test_it_takes_fewer_passes_than_the_model_alone():
   assert 5 <= int(carry.drafter_state.num_passes) < 5 * _J
 
 
-def test_no_round_writes_over_a_text_that_fills_its_buffer():
+@pytest.mark.parametrize('num_drafted, num_guessed', [(5, 4), (2, 24)])
+def test_no_round_writes_over_a_text_that_fills_its_buffer(
+    num_drafted, num_guessed
+):
+  """Of the draft's cache either, by guesses far beyond what is drafted."""
   prompts = [[(3 * i + i // 5) % _V for i in range(32)], [9, 8, 7, 6, 5]]
+  # Without a slot to spare.
+  slots = 64
+  longest = slots - num_drafted - 1
   rows = [
-      DecodeConfig(max_new_tokens=26, max_seq_len=58),
-      DecodeConfig(max_new_tokens=53, max_seq_len=58),
+      DecodeConfig(
+          max_new_tokens=longest - len(prompt),
+          max_seq_len=longest,
+          temperature=temperature,
+      )
+      for prompt, temperature in zip(prompts, (0.0, 0.8), strict=True)
   ]
-  cascade = Cascade(Lookup(4), _LMS['model'])
-  engine = _engine(cascade, _model('model'))
-  # Without a slot to spare behind 58 + 5 + 1.
-  assert engine.start(prompts, rows).state.tokens_BS.shape[1] == 64
-  plain = Engine(Autoregressive(_TARGET), Weights(_target()))
+  params = _model('model')
+  lm = dataclasses.replace(_LMS['model'], num_draft_tokens=num_drafted)
+  alone = _engine(lm, params).generate(prompts, rows)
+  engine = _engine(Cascade(Lookup(num_guessed), lm), params)
+  assert engine.start(prompts, rows).state.tokens_BS.shape[1] == slots
   got = engine.generate(prompts, rows)
-  assert got.token_ids == plain.generate(prompts, rows).token_ids
+  assert got.token_ids == alone.token_ids
+  np.testing.assert_array_equal(got.accepted, alone.accepted)
+  np.testing.assert_array_equal(got.drafted, alone.drafted)
