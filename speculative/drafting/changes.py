@@ -133,13 +133,50 @@ def _fields(text: str) -> dict[str, str]:
   return found
 
 
+def _uses(drafter: DrafterConfig, field: str) -> bool:
+  """Tells whether a value of a field, which it may have, makes a difference."""
+  kind, with_both = drafter.kind, drafter.kind in config_lib.WITH_BOTH
+  if field.startswith(f'{_NESTED}.'):
+    # A hybrid has its own shortest match.
+    is_own = not field.endswith('.min_ngram') or kind != 'hybrid'
+    return drafter.uses_retrieval and is_own
+  looks_up = (kind == 'lookup' or with_both) and not drafter.uses_retrieval
+  used = {
+      'max_ngram': looks_up,
+      'min_ngram': looks_up and kind != 'hybrid',
+      'hybrid_source': with_both,
+      'hybrid_ngram': kind == 'hybrid',
+      'hybrid_tokens': kind == 'hybrid' and drafter.shape == 'tree',
+      'cascade_tokens': kind == 'cascade',
+      'levels': drafter.drafts_tree,
+      'width': drafter.drafts_tree,
+  }
+  return used.get(field, drafter.uses_model or field not in _OF_MODEL)
+
+
+def _check_used(fields: Iterable[str], drafter: DrafterConfig) -> None:
+  """Refuses typed fields that would be measured as if they were not there."""
+  for field in fields:
+    if _uses(drafter, field):
+      continue
+    inner = field.rpartition('.')[2]
+    others = ('hybrid_ngram',) if inner == 'min_ngram' else ()
+    others += (inner, f'{_NESTED}.{inner}')
+    use = [x for x in others if x in _FIELDS and _uses(drafter, x)]
+    hint = f'did you mean {use[0]!r}?' if use else 'leave it out.'
+    raise UserError(
+        f'{field} makes no difference to kind {drafter.label!r} of shape '
+        f'{drafter.shape!r}; {hint}'
+    )
+
+
 def _value(field: str, text: str, like: object) -> object:
   """Reads a value of the type that a field has."""
   if isinstance(like, str):
     return text
   try:
     found = ast.literal_eval(text)
-  except (SyntaxError, ValueError):
+  except (SyntaxError, TypeError, ValueError):
     found = None
   if isinstance(like, float) and type(found) is int:
     found = float(found)

@@ -118,6 +118,7 @@ def test_a_setting_may_have_a_name():
         ('num_draft_tokens=four', "'four'; it needs to be a whole number"),
         ('num_draft_tokens=1.5', "'1.5'; it needs to be a whole number"),
         ('num_draft_tokens=True', "'True'; it needs to be a whole number"),
+        ('num_draft_tokens={[]:1}', r"'{\[\]:1}'; it needs to be a whole"),
         ('retrieval.buckets=(8)', r'a tuple such as \(8, 24\)'),
         ("kind='lookup'", '"\'lookup\'"; it needs to be one of'),
         ('num_draft_tokens=300', '<= 256, got 300'),
