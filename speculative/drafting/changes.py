@@ -8,11 +8,13 @@ change of a drafter with a model and a datastore has neither.
 """
 
 import ast
+from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
 import difflib
 import re
 
+from speculative.drafting import config as config_lib
 from speculative.drafting.config import DrafterConfig
 from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.errors import UserError
@@ -33,6 +35,8 @@ _FIELDS = tuple(
 _OF_MODEL = ('model', 'num_layers', 'dtype', 'shards')
 # Kinds that draft no tree.
 _CHAINS = ('none', 'lookup', 'cascade')
+# Would break a Markdown table.
+_NOT_IN_NAMES = '|\n\r'
 
 
 def changed(
@@ -108,7 +112,9 @@ def parse(text: str, drafter: DrafterConfig) -> tuple[str, DrafterConfig]:
       into[inner] = _value(field, value, getattr(part, inner))
     if nested:
       top[_NESTED] = dataclasses.replace(drafter.retrieval, **nested)
-    return name, changed(drafter, top)
+    found = changed(drafter, top)
+    _check_used(fields, found)
+    return name, found
   except UserError as error:
     raise UserError(f'the setting {text!r}: {error}') from error
 

@@ -134,3 +134,51 @@ def test_a_mistake_names_the_setting_in_one_line(text, message):
   said = str(caught.value)
   assert said.startswith(f'the setting {text!r}: ')
   assert '\n' not in said
+
+
+@pytest.mark.parametrize(
+    'drafter, text, hint',
+    [
+        (_REST, 'max_ngram=4', "did you mean 'retrieval.max_ngram'"),
+        (_REST, 'min_ngram=1', "did you mean 'retrieval.min_ngram'"),
+        (_REST, 'hybrid_ngram=2', 'leave it out'),
+        (_REST, 'hybrid_source=lookup', 'leave it out'),
+        (_REST, 'hybrid_tokens=0', 'leave it out'),
+        (_REST, 'cascade_tokens=2', 'leave it out'),
+        (_REST, 'levels=2', 'leave it out'),
+        (_REST, 'width=2', 'leave it out'),
+        (_REST, 'dtype=int8', 'leave it out'),
+        (_REST, 'num_layers=1', 'leave it out'),
+        (_REST, 'shards=1', 'leave it out'),
+        (_BEAM, 'min_ngram=2', "did you mean 'hybrid_ngram'"),
+        (_BEAM, 'retrieval.max_ngram=4', "did you mean 'max_ngram'"),
+        (_BEAM, 'retrieval.sources=context', 'leave it out'),
+    ],
+)
+def test_a_field_that_makes_no_difference_is_refused(drafter, text, hint):
+  field = text.partition('=')[0]
+  with pytest.raises(UserError, match=f'{field} makes no difference.*{hint}'):
+    changes.parse(text, drafter)
+
+
+@pytest.mark.parametrize(
+    'drafter, text',
+    [
+        (_REST, 'kind=lookup,max_ngram=8,min_ngram=2'),
+        (_BEAM, 'max_ngram=8,hybrid_ngram=2,levels=3,hybrid_tokens=3'),
+        (
+            _BEAM,
+            'hybrid_source=retrieval,retrieval.sources=context,shape=chain',
+        ),
+        (_BEAM, 'kind=cascade,shape=chain,cascade_tokens=2,min_ngram=2'),
+        (_LM, 'num_layers=1,shards=1'),
+    ],
+)
+def test_a_field_that_makes_a_difference_is_taken(drafter, text):
+  _, got = changes.parse(text, drafter)
+  for part in text.split(','):
+    field, _, value = part.partition('=')
+    found = got
+    for name in field.split('.'):
+      found = getattr(found, name)
+    assert str(found) == value
