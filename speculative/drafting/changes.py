@@ -105,6 +105,11 @@ def parse(text: str, drafter: DrafterConfig) -> tuple[str, DrafterConfig]:
   try:
     fields = _fields(text)
     name = fields.pop(_NAME, text)
+    if set(name) & set(_NOT_IN_NAMES):
+      raise UserError(
+          f"a row of a table cannot be called {name!r}; leave '|' and line "
+          'ends out, or give it another name=.'
+      )
     top, nested = {}, {}
     for field, value in fields.items():
       outer, _, inner = field.rpartition('.')

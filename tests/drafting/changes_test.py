@@ -124,6 +124,8 @@ def test_a_setting_may_have_a_name():
         ('num_draft_tokens=300', '<= 256, got 300'),
         ('retrieval.max_ngram=0', 'max_ngram is 0'),
         ('kind=lm', 'needs a draft model'),
+        ('name=a|b,kind=lookup', r"cannot be called 'a\|b'"),
+        ('kind=lookup,\nnum_draft_tokens=4', 'leave .* line ends out'),
         # Typed, so not dropped.
         ('kind=lookup,store=x', "store is 'x', but the drafter uses none"),
     ],

@@ -114,7 +114,7 @@ def test_rows_have_the_documented_keys_and_nothing_compiles_when_timed(
   ]
   table = (path / 'results.md').read_text()
   assert capsys.readouterr().out.strip() == table.strip()
-  assert table.splitlines()[-1].startswith('lookup, J = 3: predicted ')
+  assert table.splitlines()[-1].startswith('lookup 3, J = 3: predicted ')
   _check_prediction(lookup)
   assert len(lookup['decode/verify_costs']) == 4
 
