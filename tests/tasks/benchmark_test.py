@@ -143,6 +143,13 @@ def test_a_hybrid_is_predicted_from_both_kinds_of_rounds(
   }
   _, row = run(fields, texts=(*_TEXTS[:2], 'abcdefg', 'xyxyxy')).results['rows']
   _check_prediction(row)
+  retrieves = source == 'retrieval'
+  assert ('retrieval/query_ms' in row) == retrieves
+  if retrieves:
+    # A match of one token leaves the round to the model.
+    lengths = row['retrieval/matched_len_histogram']
+    assert lengths[1] == 0 < sum(lengths[2:])
+    assert row['retrieval/share_of_round'] > 0
   # One of the prompts set aside repeats itself from the start.
   assert len(shares) == 1 and 0 < shares[0] < 1
 
@@ -153,12 +160,16 @@ def test_a_cascade_is_measured_and_not_predicted(run):
       'drafter.kind': 'cascade',
       'drafter.model': 'target',
       'drafter.num_layers': 1,
+      'drafter.hybrid_source': 'retrieval',
+      'drafter.retrieval.sources': 'context',
       'bench.settings': ('kind=cascade', 'name=look-up,kind=lookup'),
   }
   _, cascade, lookup = run(fields).results['rows']
   assert cascade['row/name'] == 'kind=cascade'
   assert cascade['lossless/greedy_equal'] is True
   assert not _PREDICTION_KEYS & set(cascade)
+  assert cascade['retrieval/query_ms'] > 0
+  assert 'retrieval/share_of_round' not in cascade
   assert lookup['row/name'] == 'look-up'
   _check_prediction(lookup)
 
