@@ -3,11 +3,13 @@
 python scripts/bench_draft.py DIR
 """
 
-import json
 import pathlib
 
 from absl import app
+import bench_rows
 
+# Other directories may be of an earlier script's steps.
+_STEPS = ('chat.greedy', 'chat.sampled', 'code.greedy', 'code.sampled')
 _COLUMNS = (
     ('prompts', 'row/prompts', ''),
     ('sampler', 'row/sampler', ''),
@@ -24,32 +26,17 @@ _COLUMNS = (
 )
 
 
-def table(rows: list[dict]) -> str:
-  """Returns the table; what a row lacks is left empty."""
-
-  def cell(row: dict, key: str, form: str) -> str:
-    value = row.get(key)
-    return '' if value is None else format(value, form)
-
-  lines = [[name for name, _, _ in _COLUMNS], ['---'] * len(_COLUMNS)]
-  lines += [[cell(row, key, form) for _, key, form in _COLUMNS] for row in rows]
-  return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
-
-
 def main(argv: list[str]) -> None:
   """Reads the results of all runs in a directory."""
   if len(argv) != 2:
     raise app.UsageError('name the directory of the runs, and nothing else.')
-  rows, kinds = [], []
-  for path in sorted(pathlib.Path(argv[1]).glob('*/results.json')):
-    found = json.loads(path.read_text())
-    rows += found['rows']
-    kinds.append((found['env/jax'], found['env/device_kind']))
-  if not rows:
-    raise app.UsageError(f'{argv[1]} holds no runs; name their directory.')
-  print(table(rows))
-  for jax, device in sorted(set(kinds)):
-    print(f'jax {jax}, {device}')
+  path = pathlib.Path(argv[1])
+  found = bench_rows.read(path, _STEPS)
+  if not found:
+    raise app.UsageError(f'{path} holds no runs; name their directory.')
+  rows = [row for results in found.values() for row in results['rows']]
+  print(bench_rows.table(_COLUMNS, rows))
+  print(bench_rows.provenance(path, found), end='')
 
 
 if __name__ == '__main__':

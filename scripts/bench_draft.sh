@@ -8,13 +8,15 @@
 #
 # The first 40 prompts of each file x 128 tokens, 40 others are predicted from.
 # Of each file and sampler one process of configs/draft_smollm2.py:benchmark, in
-# which settings take turns; what has been measured in DIR is not measured again. Makes .venv; OURS_PYTHON, an interpreter that has the package,
-# replaces it.
+# which settings take turns; what has been measured in DIR is not measured
+# again. Makes .venv; OURS_PYTHON, an interpreter that has the package, replaces
+# it.
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 . "$root/scripts/lib/pick_python.sh"
 . "$root/scripts/lib/make_env.sh"
+. "$root/scripts/lib/bench_out.sh"
 
 code='' chat='' draft='package://smollm2_135m_instruct'
 out=$root/workdir/bench_draft
@@ -29,22 +31,19 @@ for flag in "$@"; do
   esac
 done
 if [ -z "$code" ] || [ -z "$chat" ]; then
-  printf 'error: --code=FILE and --chat=FILE are needed; name files of prompts.\n' >&2
+  printf 'error: --code=FILE and --chat=FILE are needed; %s\n' \
+    'name files of prompts.' >&2
   exit 1
 fi
+need_files "$code" "$chat"
+# What was measured of another draft, with other flags or of other settings is
+# not shown as this.
+settings="('name=draft and look-up,kind=hybrid','name=draft,kind=lm')"
+begin_out "$out" "$draft $code $chat ${flags[*]-} $settings"
 if [ -z "${OURS_PYTHON:-}" ]; then
   make_first_env "$root" "$root/.venv" ''
   OURS_PYTHON=$ENV_PYTHON
 fi
-# What was measured of another draft or with other flags is not shown as this.
-said="$draft $code $chat ${flags[*]-}"
-mkdir -p "$out"
-if [ -f "$out/of.txt" ] && [ "$(cat "$out/of.txt")" != "$said" ]; then
-  printf 'error: %s holds runs of: %s; choose another --out.\n' \
-    "$out" "$(cat "$out/of.txt")" >&2
-  exit 1
-fi
-printf '%s\n' "$said" >"$out/of.txt"
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
 for prompts in code chat; do
@@ -58,8 +57,7 @@ for prompts in code chat; do
     "$OURS_PYTHON" -m speculative.run \
       --config="$root/configs/draft_smollm2.py:benchmark" --workdir="$dir" \
       --config.drafter.model="$draft" --config.data.prompts="${!prompts}" \
-      --config.bench.settings="('name=draft and look-up,kind=hybrid', \
-        'name=draft,kind=lm')" \
+      --config.bench.settings="$settings" \
       ${sampling[@]+"${sampling[@]}"} ${flags[@]+"${flags[@]}"}
   done
 done

@@ -1,7 +1,7 @@
 """Prints and draws what scripts/bench_rest.sh has measured.
 
 python scripts/bench_rest.py pick FILE NUM OUT.jsonl   prompts of middle length
-python scripts/bench_rest.py show DIR                  tables, and DIR/rest.png
+python scripts/bench_rest.py show DIR [STEP ...]       tables, and DIR/rest.png
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,14 @@ import re
 from typing import Any
 
 from absl import app
+import bench_rows
 
 from speculative.bench import prompts
+from speculative.bench import report
 from speculative.train import plot
 
 _COLUMNS = (
+    ('step', 'row/step', ''),
     ('prompts', 'row/prompts', ''),
     ('sampler', 'row/sampler', ''),
     ('setting', 'row/name', ''),
@@ -31,7 +34,7 @@ _COLUMNS = (
     ('without loops', 'speedup/measured_no_loops', '.2f'),
     ('same tokens', 'lossless/greedy_equal', ''),
 )
-_MEASURED = _COLUMNS[4:7] + _COLUMNS[10:11]
+_MEASURED = _COLUMNS[5:8] + _COLUMNS[11:12]
 # Settings of the step `study`, which looks for matches of up to so many tokens
 # where nothing else is said, in trees of so many nodes.
 _LONGEST = 16
@@ -42,31 +45,20 @@ _LEFT = ('decode/tokens_per_round', 'tokens per round')
 _RIGHT = ('speedup/measured', 'speed-up over plain decoding (×)')
 
 
-def read(path: pathlib.Path) -> dict[str, dict]:
-  """Returns the results of every step, by its name.
+def main_rows(found: dict[str, dict]) -> list[dict]:
+  """Returns the rows of the table, each with its step.
+
+  A step has its own plain decoding, which its speed-ups are over.
 
   Args:
-    path: of the directory.
+    found: results by step.
   """
-  return {
-      found.parent.name: json.loads(found.read_text())
-      for found in sorted(path.glob('*/results.json'))
-  }
-
-
-def main_rows(found: dict[str, dict]) -> list[dict]:
-  """Returns the rows of the table; plain decoding once a file and sampler."""
-  rows, plain = [], set()
-  for name, results in found.items():
-    if not name.startswith(('code.', 'chat.')):
-      continue
-    for row in results['rows']:
-      key = (row['row/prompts'], row['row/sampler'])
-      if row['row/name'] == 'plain' and key in plain:
-        continue
-      plain.add(key)
-      rows.append(row)
-  return rows
+  return [
+      row | {'row/step': name}
+      for name, results in found.items()
+      if name.startswith(('code.', 'chat.'))
+      for row in results['rows']
+  ]
 
 
 def studies(found: dict[str, dict]) -> dict[str, list[tuple[float, dict]]]:
@@ -105,28 +97,9 @@ def histograms(found: dict[str, dict]) -> dict[str, list[float]]:
   }
 
 
-def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-  """Returns a Markdown table."""
-  lines = [header, ['---'] * len(header), *lines]
-  return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
-
-
-def _cell(row: dict, key: str, form: str) -> str:
-  value = row.get(key)
-  if isinstance(value, bool):
-    return 'yes' if value else 'no'
-  return '' if value is None else format(value, form)
-
-
 def tables(found: dict[str, dict]) -> str:
   """Returns all tables, a heading each; what a row lacks is left empty."""
-  said = table(
-      [name for name, _, _ in _COLUMNS],
-      [
-          [_cell(row, key, form) for _, key, form in _COLUMNS]
-          for row in main_rows(found)
-      ],
-  )
+  said = bench_rows.table(_COLUMNS, main_rows(found))
   headings = {
       'nodes': 'nodes of the tree',
       'random': 'nodes chosen at random',
@@ -134,26 +107,22 @@ def tables(found: dict[str, dict]) -> str:
       'size': 'datastore, million tokens',
   }
   for name, points in studies(found).items():
-    if not points:
-      continue
-    said += '\n' + table(
-        [headings[name], *(column for column, _, _ in _MEASURED)],
-        [
-            [f'{x:g}' if x < 1 else f'{x:.4g}']
-            + [_cell(row, key, form) for _, key, form in _MEASURED]
-            for x, row in points
-        ],
-    )
+    if points:
+      columns = ((headings[name], 'x', '.4g'), *_MEASURED)
+      rows = [row | {'x': x} for x, row in points]
+      said += '\n' + bench_rows.table(columns, rows)
   shares = histograms(found)
   if shares:
     most = max(map(len, shares.values()))
-    said += '\n' + table(
+    said += '\n' + report.table(
         ['longest match, tokens', *map(str, range(most))],
         [
             [name, *(f'{share:.1%}' for share in of_setting)]
+            + [''] * (most - len(of_setting))
             for name, of_setting in shares.items()
         ],
     )
+    said += '\n'
   return said
 
 
@@ -264,19 +233,23 @@ def pick(source: str, num: int, path: pathlib.Path) -> None:
   first = max(0, (len(rows) - num) // 2)
   chosen = sorted(order[first : first + num])
   lines = [json.dumps(rows[i][1]) + '\n' for i in chosen]
-  path.write_text(''.join(lines), encoding='utf-8')
+  beside = path.with_name(f'.{path.name}')
+  beside.write_text(''.join(lines), encoding='utf-8')
+  os.replace(beside, path)
 
 
-def show(path: pathlib.Path) -> None:
-  """Prints the tables and draws the picture."""
-  found = read(path)
+def show(path: pathlib.Path, steps: Sequence[str]) -> None:
+  """Prints the tables and draws the picture.
+
+  Args:
+    path: of the directory.
+    steps: that are shown, all where there are none.
+  """
+  found = bench_rows.read(path, steps)
   if not found:
     raise app.UsageError(f'{path} holds no runs; name their directory.')
   print(tables(found))
-  for jax, device in sorted(
-      {(f['env/jax'], f['env/device_kind']) for f in found.values()}
-  ):
-    print(f'jax {jax}, {device}')
+  print(bench_rows.provenance(path, found), end='')
   if plot.is_available():
     draw(path / 'rest.png', found)
     print(f'{path / "rest.png"} shows the studies.')
@@ -289,8 +262,8 @@ def main(argv: list[str]) -> None:
   match argv[1:]:
     case ['pick', source, num, path]:
       pick(source, int(num), pathlib.Path(path))
-    case ['show', path]:
-      show(pathlib.Path(path))
+    case ['show', path, *steps]:
+      show(pathlib.Path(path), steps)
     case _:
       raise app.UsageError(f'{argv[1:]} is neither of:\n{__doc__}')
 

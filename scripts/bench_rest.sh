@@ -8,7 +8,7 @@
 #     [--size-store=FILE.store ...] \
 #     [--chat=mt_bench_question.jsonl [--chat-store=FILE.store]] \
 #     [--draft=REFERENCE] [--cascade-draft=REFERENCE] [--target=REFERENCE] \
-#     [--prompts=40] [--study-prompts=10] [--tokens=64] [--out=DIR] \
+#     [--prompts=40] [--study-prompts=10] [--tokens=128] [--out=DIR] \
 #     [flags of speculative.run]
 #
 # A datastore is made with configs/rest_code.py:build, a smaller one of it with
@@ -23,11 +23,12 @@ set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 . "$root/scripts/lib/pick_python.sh"
 . "$root/scripts/lib/make_env.sh"
+. "$root/scripts/lib/bench_out.sh"
 
 store='' code='' chat='' chat_store='' draft='' cascade='' target=''
-prompts=40 study_prompts=10 tokens=64
+prompts=40 study_prompts=10 tokens=128
 out=$root/workdir/bench_rest
-sizes=() flags=()
+sizes=() flags=() steps=()
 for flag in "$@"; do
   case "$flag" in
     --store=*) store=${flag#*=} ;;
@@ -46,31 +47,67 @@ for flag in "$@"; do
   esac
 done
 if [ -z "$store" ] || [ -z "$code" ]; then
-  printf 'error: --store=FILE and --code=FILE are needed; name a datastore and a file of prompts.\n' >&2
+  printf 'error: --store=FILE and --code=FILE are needed; %s\n' \
+    'name a datastore and a file of prompts.' >&2
   exit 1
 fi
+table=(
+  'name=look-up 4,kind=lookup,num_draft_tokens=4'
+  'name=datastore 7,kind=retrieval,retrieval.sources=store,num_draft_tokens=7'
+  'name=text 7,kind=retrieval,retrieval.sources=context,num_draft_tokens=7'
+  'name=both 7,kind=retrieval,num_draft_tokens=7'
+  'name=both 24,kind=retrieval,num_draft_tokens=24'
+  'name=chain of both 7,kind=retrieval,shape=chain,num_draft_tokens=7'
+)
+with_draft=()
+if [ -n "$draft" ]; then
+  small=kind=hybrid,levels=2,width=3,num_draft_tokens=4,hybrid_tokens=12
+  both='hybrid_source=retrieval,retrieval.buckets=()'
+  table+=(
+    "name=draft 4 or look-up 12,$small,hybrid_source=lookup,max_ngram=8"
+    "name=draft 4 or both 12,$small,$both"
+  )
+  with_draft=(--config.drafter.kind=hybrid --config.drafter.model="$draft"
+    --config.drafter.hybrid_source=retrieval)
+fi
+study=()
+for nodes in 2 4 7 15 24 64; do
+  study+=("name=nodes $nodes,num_draft_tokens=$nodes")
+done
+random=retrieval.selection=random
+for nodes in 7 24; do
+  study+=("name=random $nodes,$random,num_draft_tokens=$nodes")
+done
+# The longest of 16 is the default, and measured above.
+for longest in 1 2 3 4 8; do
+  study+=("name=longest $longest,retrieval.max_ngram=$longest")
+done
+beside=('name=model 4,kind=lm,num_draft_tokens=4'
+  'name=cascade 4,num_draft_tokens=4')
+
+need_files "$store" "$code" "$chat" "$chat_store" ${sizes[@]+"${sizes[@]}"}
+need_number --prompts "$prompts"
+need_number --study-prompts "$study_prompts"
+need_number --tokens "$tokens"
+# What was measured of other files, with other flags or of other settings is not
+# shown as this; sizes are added one by one.
+said="$store $code $chat $chat_store $draft $cascade $target $prompts"
+said+=" $study_prompts $tokens ${flags[*]-} ${table[*]} ${study[*]}"
+begin_out "$out" "$said ${beside[*]}"
 if [ -z "${OURS_PYTHON:-}" ]; then
   make_first_env "$root" "$root/.venv" ''
   OURS_PYTHON=$ENV_PYTHON
 fi
-# What was measured of other files or with other flags is not shown as this;
-# sizes are added one by one.
-said="$store $code $chat $chat_store $draft $cascade $target $prompts"
-said+=" $study_prompts $tokens ${flags[*]-}"
-mkdir -p "$out"
-if [ -f "$out/of.txt" ] && [ "$(cat "$out/of.txt")" != "$said" ]; then
-  printf 'error: %s holds runs of: %s; choose another --out.\n' \
-    "$out" "$(cat "$out/of.txt")" >&2
-  exit 1
-fi
-printf '%s\n' "$said" >"$out/of.txt"
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-[ -z "$target" ] || flags=(--config.target.model="$target" ${flags[@]+"${flags[@]}"})
+if [ -n "$target" ]; then
+  flags=(--config.target.model="$target" ${flags[@]+"${flags[@]}"})
+fi
 
 # Measures settings in one process: name of the step, file of prompts, how many,
 # datastore, then settings up to '--' and flags.
 measure() {
   local dir=$out/$1 file=$2 num=$3 from=$4 settings=''
+  steps+=("$1")
   shift 4
   [ ! -f "$dir/results.json" ] || return 0
   while [ "$1" != -- ]; do
@@ -87,24 +124,6 @@ measure() {
     --config.bench.calibration_prompts=0 "$@" ${flags[@]+"${flags[@]}"}
 }
 
-table=(
-  'name=look-up 4,kind=lookup,num_draft_tokens=4'
-  'name=datastore 7,kind=retrieval,retrieval.sources=store,num_draft_tokens=7'
-  'name=text 7,kind=retrieval,retrieval.sources=context,num_draft_tokens=7'
-  'name=both 7,kind=retrieval,num_draft_tokens=7'
-  'name=both 24,kind=retrieval,num_draft_tokens=24'
-  'name=chain of both 7,kind=retrieval,shape=chain,num_draft_tokens=7'
-)
-with_draft=()
-if [ -n "$draft" ]; then
-  small=kind=hybrid,levels=2,width=3,num_draft_tokens=4
-  table+=(
-    "name=draft 4 or look-up 12,$small,hybrid_source=lookup,max_ngram=8,hybrid_tokens=12"
-    "name=draft 4 or both 12,$small,hybrid_source=retrieval,hybrid_tokens=12,retrieval.buckets=()"
-  )
-  with_draft=(--config.drafter.kind=hybrid --config.drafter.model="$draft"
-    --config.drafter.hybrid_source=retrieval)
-fi
 for kind in code chat; do
   file=${!kind} from=$store
   [ -n "$file" ] || continue
@@ -117,8 +136,7 @@ for kind in code chat; do
       ${with_draft[@]+"${with_draft[@]}"} ${sampling[@]+"${sampling[@]}"}
     [ -z "$cascade" ] ||
       measure "$kind.$sampler.cascade" "$file" "$prompts" "$from" \
-        'name=model 4,kind=lm,num_draft_tokens=4' \
-        'name=cascade 4,num_draft_tokens=4' -- \
+        "${beside[@]}" -- \
         --config.drafter.kind=cascade --config.drafter.model="$cascade" \
         --config.drafter.hybrid_source=retrieval --config.drafter.shape=chain \
         --config.decode.num_draft_tokens=4 ${sampling[@]+"${sampling[@]}"}
@@ -126,25 +144,16 @@ for kind in code chat; do
 done
 
 middle=$out/prompts.jsonl
-[ -f "$middle" ] ||
-  "$OURS_PYTHON" "$root/scripts/bench_rest.py" pick "$code" "$study_prompts" "$middle"
-study=(--config.drafter.retrieval.sources=store '--config.drafter.retrieval.buckets=()')
-settings=()
-for nodes in 2 4 7 15 24 64; do
-  settings+=("name=nodes $nodes,num_draft_tokens=$nodes")
-done
-for nodes in 7 24; do
-  settings+=("name=random $nodes,retrieval.selection=random,num_draft_tokens=$nodes")
-done
-# The longest of 16 is the default, and measured above.
-for longest in 1 2 3 4 8; do
-  settings+=("name=longest $longest,retrieval.max_ngram=$longest")
-done
-measure study "$middle" 0 "$store" "${settings[@]}" -- "${study[@]}"
-number=0
+if [ ! -f "$middle" ]; then
+  "$OURS_PYTHON" "$root/scripts/bench_rest.py" pick \
+    "$code" "$study_prompts" "$middle"
+fi
+alone=(--config.drafter.retrieval.sources=store
+  '--config.drafter.retrieval.buckets=()')
+measure study "$middle" 0 "$store" "${study[@]}" -- "${alone[@]}"
 for size in ${sizes[@]+"${sizes[@]}"}; do
-  number=$((number + 1))
-  measure "size.$number" "$middle" 0 "$size" 'name=nodes 24,num_draft_tokens=24' \
-    -- "${study[@]}"
+  sum=$(printf '%s' "$size" | cksum | cut -d' ' -f1)
+  measure "size.${size##*/}.$sum" "$middle" 0 "$size" \
+    'name=nodes 24,num_draft_tokens=24' -- "${alone[@]}"
 done
-"$OURS_PYTHON" "$root/scripts/bench_rest.py" show "$out"
+"$OURS_PYTHON" "$root/scripts/bench_rest.py" show "$out" "${steps[@]}"

@@ -34,6 +34,7 @@ import bench_retrieval_text as text_lib
 import jax
 import numpy as np
 
+from speculative.bench import queries as queries_lib
 from speculative.bench import report
 from speculative.checkpoints import pretrained
 from speculative.drafting.retrieval import Retrieval
@@ -41,7 +42,6 @@ from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.errors import UserError
 from speculative.retrieval import datastore
 from speculative.retrieval import device_store
-from speculative.retrieval import host_search
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _MODEL = (
@@ -153,15 +153,13 @@ def measure(
   store = device_store.of_arrays(
       opened.shards, separator=opened.header.separator, depth=depth
   )
-  lengths = [
-      host_search.longest_match(store, *query, max_ngram=depth).length_B[0]
-      for query in queries
-  ]
+  texts = [(text[0, : n[0]], n) for text, n in queries]
   there, queries_there = jax.device_put((store, list(queries)))
   rows = []
   for sources in _SOURCES:
+    settings = RetrievalConfig(sources=sources, max_ngram=depth)
+    lengths = queries_lib.matched_lengths(settings, store, texts)
     for num in nodes:
-      settings = RetrievalConfig(sources=sources, max_ngram=depth)
       drafter = Retrieval(num, settings, 'tree')
       program = jax.jit(drafter.draft)
 

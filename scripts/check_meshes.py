@@ -50,6 +50,7 @@ def _command(
       'task': 'generate',
       'target.dtype': 'float32',
       'drafter.kind': drafter,
+      'drafter.shape': 'chain',
       'mesh.data': data,
       'mesh.model': model,
       # SmolLM2 has 9 heads: attention is held whole where 9 does not divide.
@@ -76,7 +77,7 @@ def _command(
       sys.executable,
       '-m',
       'speculative.run',
-      f'--config={_ROOT / "configs/quickstart.py"}',
+      f'--config={_ROOT / "configs/quickstart.py"}:lookup',
       f'--workdir={workdir}',
       *(f'--config.{name}={value}' for name, value in fields.items()),
   ]

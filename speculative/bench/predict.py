@@ -332,7 +332,7 @@ def verdict(row: dict, *, most: int) -> str:
   """
   J, num = row['row/num_draft_tokens'], row['decode/best_num_draft_tokens']
   said = (
-      f'{row["row/drafter"]}, J = {J}: predicted '
+      f'{row["row/name"]}, J = {J}: predicted '
       f'{row["speedup/predicted"]:.2f}x, measured '
       f'{row["speedup/measured"]:.2f}x{_why_off(row)}; '
   )

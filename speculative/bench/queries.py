@@ -101,26 +101,42 @@ def query_ms(
     params: object,
     texts: Sequence[Rounds],
     *,
+    slots: Sequence[int],
     placement: Placement,
 ) -> float:
   """Returns the milliseconds of one search with its tree, for one row.
 
-  Of rounds evenly spaced over the texts, one after another inside one jitted
-  loop, so that no call counts; the median of the turns, warm.
+  Of rounds evenly spaced over the texts, in buffers of the size they had: those
+  of one size one after another inside one jitted loop, so that no call counts;
+  the median of the turns, warm.
 
   Args:
     drafter: what searches.
     params: the store on the devices.
     texts: with their rounds.
+    slots: S of the buffer that every text was decoded in.
     placement: of the target.
   """
-  text_RS, len_R = _stack(texts)
-  at = np.linspace(0, len(len_R) - 1, _ROWS).astype(int)
-  rounds = placement.put((text_RS[at], len_R[at]))
+  rounds = [
+      (S, ids, length)
+      for S, (ids, lens) in zip(slots, texts, strict=True)
+      for length in lens
+  ]
+  by_size = {}
+  for i in np.linspace(0, len(rounds) - 1, _ROWS).astype(int):
+    S, ids, length = rounds[i]
+    by_size.setdefault(S, []).append((np.pad(ids, (0, S - len(ids))), length))
+  groups = [
+      placement.put(
+          tuple(np.array(part, np.int32) for part in zip(*some, strict=True))
+      )
+      for some in by_size.values()
+  ]
   turns = []
   for _ in range(_TURNS + 1):
     started = time.perf_counter()
-    jax.block_until_ready(_drafts(params, *rounds, drafter=drafter))
+    for text_RS, len_R in groups:
+      jax.block_until_ready(_drafts(params, text_RS, len_R, drafter=drafter))
     turns.append(1e3 * (time.perf_counter() - started) / _ROWS)
     watchdog.beat()
   # The first one compiled.

@@ -8,11 +8,13 @@ change of a drafter with a model and a datastore has neither.
 """
 
 import ast
+from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
 import difflib
 import re
 
+from speculative.drafting import config as config_lib
 from speculative.drafting.config import DrafterConfig
 from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.errors import UserError
@@ -33,6 +35,8 @@ _FIELDS = tuple(
 _OF_MODEL = ('model', 'num_layers', 'dtype', 'shards')
 # Kinds that draft no tree.
 _CHAINS = ('none', 'lookup', 'cascade')
+# Would break a Markdown table.
+_NOT_IN_NAMES = '|\n\r'
 
 
 def changed(
@@ -101,6 +105,11 @@ def parse(text: str, drafter: DrafterConfig) -> tuple[str, DrafterConfig]:
   try:
     fields = _fields(text)
     name = fields.pop(_NAME, text)
+    if set(name) & set(_NOT_IN_NAMES):
+      raise UserError(
+          f"a row of a table cannot be called {name!r}; leave '|' and line "
+          'ends out, or give it another name=.'
+      )
     top, nested = {}, {}
     for field, value in fields.items():
       outer, _, inner = field.rpartition('.')
@@ -108,7 +117,9 @@ def parse(text: str, drafter: DrafterConfig) -> tuple[str, DrafterConfig]:
       into[inner] = _value(field, value, getattr(part, inner))
     if nested:
       top[_NESTED] = dataclasses.replace(drafter.retrieval, **nested)
-    return name, changed(drafter, top)
+    found = changed(drafter, top)
+    _check_used(fields, found)
+    return name, found
   except UserError as error:
     raise UserError(f'the setting {text!r}: {error}') from error
 
@@ -133,13 +144,50 @@ def _fields(text: str) -> dict[str, str]:
   return found
 
 
+def _uses(drafter: DrafterConfig, field: str) -> bool:
+  """Tells whether a value of a field, which it may have, makes a difference."""
+  kind, with_both = drafter.kind, drafter.kind in config_lib.WITH_BOTH
+  if field.startswith(f'{_NESTED}.'):
+    # A hybrid has its own shortest match.
+    is_own = not field.endswith('.min_ngram') or kind != 'hybrid'
+    return drafter.uses_retrieval and is_own
+  looks_up = (kind == 'lookup' or with_both) and not drafter.uses_retrieval
+  used = {
+      'max_ngram': looks_up,
+      'min_ngram': looks_up and kind != 'hybrid',
+      'hybrid_source': with_both,
+      'hybrid_ngram': kind == 'hybrid',
+      'hybrid_tokens': kind == 'hybrid' and drafter.shape == 'tree',
+      'cascade_tokens': kind == 'cascade',
+      'levels': drafter.drafts_tree,
+      'width': drafter.drafts_tree,
+  }
+  return used.get(field, drafter.uses_model or field not in _OF_MODEL)
+
+
+def _check_used(fields: Iterable[str], drafter: DrafterConfig) -> None:
+  """Refuses typed fields that would be measured as if they were not there."""
+  for field in fields:
+    if _uses(drafter, field):
+      continue
+    inner = field.rpartition('.')[2]
+    others = ('hybrid_ngram',) if inner == 'min_ngram' else ()
+    others += (inner, f'{_NESTED}.{inner}')
+    use = [x for x in others if x in _FIELDS and _uses(drafter, x)]
+    hint = f'did you mean {use[0]!r}?' if use else 'leave it out.'
+    raise UserError(
+        f'{field} makes no difference to kind {drafter.label!r} of shape '
+        f'{drafter.shape!r}; {hint}'
+    )
+
+
 def _value(field: str, text: str, like: object) -> object:
   """Reads a value of the type that a field has."""
   if isinstance(like, str):
     return text
   try:
     found = ast.literal_eval(text)
-  except (SyntaxError, ValueError):
+  except (SyntaxError, TypeError, ValueError):
     found = None
   if isinstance(like, float) and type(found) is int:
     found = float(found)

@@ -38,9 +38,15 @@ def settings_of(
     UserError: If config.bench names what cannot be measured.
   """
   drafters = {common.PLAIN: common.plain(drafter)}
-  if config.bench.settings:
-    return drafters | _listed(config.bench.settings, drafter)
   lengths = config.bench.num_draft_tokens
+  if config.bench.settings:
+    if tuple(lengths) not in ((), (0,)):
+      raise UserError(
+          f'config.bench.num_draft_tokens is {lengths}, which config.bench.'
+          'settings leave no room for; leave it at (0,), and put '
+          'num_draft_tokens= into the settings.'
+      )
+    return drafters | _listed(config.bench.settings, drafter)
   if not all(isinstance(n, int) and n >= 0 for n in lengths):
     raise UserError(
         f'config.bench.num_draft_tokens is {lengths}; it needs to hold whole '

@@ -1,10 +1,14 @@
 """Result keys of drafters that search text: what they find, what it costs."""
 
 from collections.abc import Sequence
+import dataclasses
 
 from speculative.bench import metrics
 from speculative.bench import queries
+from speculative.decoding import engine as engine_lib
 from speculative.decoding.generation import Generation
+from speculative.decoding.loop import Step
+from speculative.drafting import text as text_lib
 from speculative.drafting.config import DrafterConfig
 from speculative.drafting.retrieval import Retrieval
 from speculative.retrieval.device_store import DeviceStore
@@ -24,9 +28,12 @@ def keys(
     drafter: the setting; of a kind that retrieves nothing there are no keys.
     runs: of it, one a batch.
   """
-  if drafter.is_plain or drafter.kind != 'retrieval':
+  if drafter.is_plain or not drafter.uses_retrieval:
     return {}
   settings, store = drafter.retrieval, prepared.model.store
+  if drafter.kind == 'hybrid':
+    # Shorter matches leave the round to the model.
+    settings = dataclasses.replace(settings, min_ngram=drafter.hybrid_ngram)
   texts = _rounds(prepared, runs)
   lengths_R = queries.matched_lengths(settings, store, texts)
   found = metrics.matched(lengths_R, settings.max_ngram)
@@ -34,19 +41,20 @@ def keys(
     # As its builder counts them, separators included.
     found['datastore/tokens'] = sum(len(s.low_N) for s in store.shards)
   engine = prepared.model.engine(drafter)
-  searcher = getattr(engine.step, 'drafter', None)
+  searcher, params = engine.step.drafter, engine.weights.drafter
+  if drafter.uses_model:
+    searcher, params = searcher.text, text_lib.store_of(params)
   on_device = (DeviceStore, ShardedStore) if settings.uses_store else object
-  if isinstance(searcher, Retrieval) and isinstance(
-      engine.weights.drafter, on_device
-  ):
+  if isinstance(searcher, Retrieval) and isinstance(params, on_device):
     found['retrieval/query_ms'] = queries.query_ms(
         searcher,
-        engine.weights.drafter,
+        params,
         texts,
+        slots=_slots(prepared, engine.step),
         placement=engine.step.model.placement,
     )
-    # A query is for one row.
-    if len(prepared.batches[0]) == 1:
+    # A query is for one row, and a cascade makes several in a round.
+    if len(prepared.batches[0]) == 1 and drafter.kind != 'cascade':
       round_ms = 1e3 * sum(g.decode_s for g in runs)
       round_ms /= max(sum(g.num_rounds for g in runs), 1)
       share = found['retrieval/query_ms'] / round_ms
@@ -64,6 +72,20 @@ def _rounds(
       for prompt, new, starts in zip(
           batch, generation.token_ids, generation.round_starts, strict=True
       )
+  ]
+
+
+def _slots(prepared: common.Prepared, step: Step) -> list[int]:
+  """Returns S of the buffer that every text was decoded in."""
+  return [
+      engine_lib.cache_slots(
+          step,
+          prompt_len=max(map(len, batch)),
+          max_new_tokens=prepared.decode.max_new_tokens,
+          max_seq_len=prepared.decode.max_seq_len,
+      )
+      for batch in prepared.batches
+      for _ in batch
   ]
 
 

@@ -32,6 +32,7 @@ def _refused(times: Times) -> Acceptance:
 
 def _row(times=_TIMES, acceptance=_ACCEPTANCE, *, measured, tokens=2.4):
   row = {
+      'row/name': 'lookup 3',
       'row/drafter': 'lookup',
       'row/num_draft_tokens': times.num_draft_tokens,
       'row/shape': times.shape,
@@ -223,7 +224,7 @@ def test_the_noise_is_that_of_two_means():
 def test_a_close_prediction_needs_no_explanation():
   said = predict.verdict(_row(measured=1.55), most=3)
   assert said == (
-      'lookup, J = 3: predicted 1.57x, measured 1.55x; best K = 3, the longest '
+      'lookup 3, J = 3: predicted 1.57x, measured 1.55x; best K = 3, the longest '
       'tried (1.57x predicted).'
   )
 

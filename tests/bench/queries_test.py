@@ -58,7 +58,34 @@ def test_many_rounds_are_searched_in_parts():
   assert len(got) == len(text)
 
 
+def test_a_query_is_timed_in_the_buffers_its_round_had(monkeypatch):
+  seen, now = [], 0.0
+
+  def drafts(params, text_RS, len_R, *, drafter):
+    nonlocal now
+    del params, drafter
+    seen.append((text_RS.shape, np.asarray(len_R).tolist()))
+    # The first turn, which compiles, and one that was disturbed do not count.
+    is_slow = len(seen) in (1, 7)
+    now += 1000 if is_slow else text_RS.shape[0] * text_RS.shape[1] / 1e3
+
+  monkeypatch.setattr(queries, '_drafts', drafts)
+  monkeypatch.setattr(queries.time, 'perf_counter', lambda: now)
+  found = queries.query_ms(
+      Retrieval(4), None, _TEXTS, slots=(8, 16), placement=Placement()
+  )
+  # 64 of 8 rounds, evenly spaced; the last round is the end of them.
+  assert [shape for shape, _ in seen] == [(36, 8), (28, 16)] * 10
+  assert [sorted(set(lens)) for _, lens in seen[:2]] == [
+      [1, 2, 4, 5],
+      [1, 3, 4, 5],
+  ]
+  assert found == pytest.approx((36 * 8 + 28 * 16) / 64)
+
+
 def test_a_query_takes_time():
   drafter = Retrieval(4, RetrievalConfig(num_rows=4, length=4), 'tree')
-  found = queries.query_ms(drafter, _STORE, _TEXTS, placement=Placement())
+  found = queries.query_ms(
+      drafter, _STORE, _TEXTS, slots=(8, 8), placement=Placement()
+  )
   assert found > 0

@@ -118,11 +118,14 @@ def test_a_setting_may_have_a_name():
         ('num_draft_tokens=four', "'four'; it needs to be a whole number"),
         ('num_draft_tokens=1.5', "'1.5'; it needs to be a whole number"),
         ('num_draft_tokens=True', "'True'; it needs to be a whole number"),
+        ('num_draft_tokens={[]:1}', r"'{\[\]:1}'; it needs to be a whole"),
         ('retrieval.buckets=(8)', r'a tuple such as \(8, 24\)'),
         ("kind='lookup'", '"\'lookup\'"; it needs to be one of'),
         ('num_draft_tokens=300', '<= 256, got 300'),
         ('retrieval.max_ngram=0', 'max_ngram is 0'),
         ('kind=lm', 'needs a draft model'),
+        ('name=a|b,kind=lookup', r"cannot be called 'a\|b'"),
+        ('kind=lookup,\nnum_draft_tokens=4', 'leave .* line ends out'),
         # Typed, so not dropped.
         ('kind=lookup,store=x', "store is 'x', but the drafter uses none"),
     ],
@@ -133,3 +136,51 @@ def test_a_mistake_names_the_setting_in_one_line(text, message):
   said = str(caught.value)
   assert said.startswith(f'the setting {text!r}: ')
   assert '\n' not in said
+
+
+@pytest.mark.parametrize(
+    'drafter, text, hint',
+    [
+        (_REST, 'max_ngram=4', "did you mean 'retrieval.max_ngram'"),
+        (_REST, 'min_ngram=1', "did you mean 'retrieval.min_ngram'"),
+        (_REST, 'hybrid_ngram=2', 'leave it out'),
+        (_REST, 'hybrid_source=lookup', 'leave it out'),
+        (_REST, 'hybrid_tokens=0', 'leave it out'),
+        (_REST, 'cascade_tokens=2', 'leave it out'),
+        (_REST, 'levels=2', 'leave it out'),
+        (_REST, 'width=2', 'leave it out'),
+        (_REST, 'dtype=int8', 'leave it out'),
+        (_REST, 'num_layers=1', 'leave it out'),
+        (_REST, 'shards=1', 'leave it out'),
+        (_BEAM, 'min_ngram=2', "did you mean 'hybrid_ngram'"),
+        (_BEAM, 'retrieval.max_ngram=4', "did you mean 'max_ngram'"),
+        (_BEAM, 'retrieval.sources=context', 'leave it out'),
+    ],
+)
+def test_a_field_that_makes_no_difference_is_refused(drafter, text, hint):
+  field = text.partition('=')[0]
+  with pytest.raises(UserError, match=f'{field} makes no difference.*{hint}'):
+    changes.parse(text, drafter)
+
+
+@pytest.mark.parametrize(
+    'drafter, text',
+    [
+        (_REST, 'kind=lookup,max_ngram=8,min_ngram=2'),
+        (_BEAM, 'max_ngram=8,hybrid_ngram=2,levels=3,hybrid_tokens=3'),
+        (
+            _BEAM,
+            'hybrid_source=retrieval,retrieval.sources=context,shape=chain',
+        ),
+        (_BEAM, 'kind=cascade,shape=chain,cascade_tokens=2,min_ngram=2'),
+        (_LM, 'num_layers=1,shards=1'),
+    ],
+)
+def test_a_field_that_makes_a_difference_is_taken(drafter, text):
+  _, got = changes.parse(text, drafter)
+  for part in text.split(','):
+    field, _, value = part.partition('=')
+    found = got
+    for name in field.split('.'):
+      found = getattr(found, name)
+    assert str(found) == value

@@ -1,11 +1,16 @@
 """A machine made of small shell scripts that pose as Pythons."""
 
+import ast
+from collections.abc import Callable
+import importlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import textwrap
 
+from ml_collections import config_dict
 import pytest
 
 _ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -121,3 +126,25 @@ def machine(tmp_path: pathlib.Path) -> Machine:
   if os.name != 'posix':
     pytest.skip('shell scripts are not run here: no POSIX system')
   return Machine(tmp_path)
+
+
+@pytest.fixture
+def config_of(monkeypatch) -> Callable[[str], config_dict.ConfigDict]:
+  """Returns a function that reads the config of a call of speculative.run."""
+  monkeypatch.syspath_prepend(str(_ROOT))
+
+  def read(call: str) -> config_dict.ConfigDict:
+    name, variant = re.search(r'/configs/(\w+)\.py:(\w+)', call).groups()
+    config = importlib.import_module(f'configs.{name}').get_config(variant)
+    found = re.findall(r'--config\.([\w.]+)=(.*?)(?= --|$)', call)
+    flat = {}
+    for field, value in found:
+      like = config
+      for part in field.split('.'):
+        like = like[part]
+      is_text = isinstance(like, str)
+      flat[field] = value if is_text else ast.literal_eval(value)
+    config.update_from_flattened_dict(flat)
+    return config
+
+  return read
