@@ -224,8 +224,8 @@ def test_the_noise_is_that_of_two_means():
 def test_a_close_prediction_needs_no_explanation():
   said = predict.verdict(_row(measured=1.55), most=3)
   assert said == (
-      'lookup 3, J = 3: predicted 1.57x, measured 1.55x; best K = 3, the longest '
-      'tried (1.57x predicted).'
+      'lookup 3, J = 3: predicted 1.57x, measured 1.55x; best K = 3, the '
+      'longest tried (1.57x predicted).'
   )
 
 
