@@ -53,7 +53,7 @@ def store(tmp_path_factory, plain) -> str:
   return str(path)
 
 
-def _hybrid(store: str, **settings) -> DrafterConfig:
+def _hybrid(store: str, /, **settings) -> DrafterConfig:
   return DrafterConfig(
       **{
           'kind': 'hybrid',
