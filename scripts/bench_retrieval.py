@@ -85,7 +85,7 @@ def build(path: pathlib.Path, model: str) -> dict[str, object]:
           "--config.datastore.held_out=('none',)",
       ],
       env=os.environ | {'PYTHONPATH': os.pathsep.join(search)},
-      stdout=sys.stderr,
+      stdout=sys.__stderr__,
       check=False,
   )
   if done.returncode:
