@@ -16,12 +16,11 @@ from speculative.decoding.autoregressive import Autoregressive
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.generation import Generation
-from speculative.decoding.host_engine import HostEngine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
 from speculative.drafting import build
 from speculative.drafting import config as drafter_config
-from speculative.drafting import given
+from speculative.drafting import loaded
 from speculative.drafting.config import DrafterConfig
 from speculative.drafting.text import StoreAndModel
 from speculative.errors import UserError
@@ -81,7 +80,7 @@ class LanguageModel:
     self._layers, self._drafter = layers, drafter
     self._placement, self._draft_placement = placement, draft_placement
     self._store = store
-    # By what of them a drafter uses, see `_parts_of`.
+    # By what of them a drafter uses, see `loaded.parts_of`.
     self._weights: dict[tuple[str, ...], Weights] = {}
     self._engines: dict[DrafterConfig, Engine] = {}
     self.tokenizer = target.tokenizer
@@ -119,7 +118,7 @@ class LanguageModel:
           ('model',): Weights(target, model),
           ('store', 'model'): Weights(target, StoreAndModel(store, model)),
       }
-    return self._weights[_parts_of(self._drafter)]
+    return self._weights[loaded.parts_of(self._drafter)]
 
   def _load_store(self) -> DeviceStore | ShardedStore | None:
     if self._store is None or self._drafter.asks_host:
@@ -176,21 +175,12 @@ class LanguageModel:
       drafter = self._drafter
     drafter = drafter_config.named(drafter)
     if drafter not in self._engines:
-      self._engines[drafter] = self._make_engine(drafter)
+      step = self._step(drafter)
+      self.load_weights()
+      self._engines[drafter] = loaded.make_engine(
+          drafter, step, self._weights[loaded.parts_of(drafter)], self._store
+      )
     return self._engines[drafter]
-
-  def _make_engine(self, drafter: DrafterConfig) -> Engine:
-    step = self._step(drafter)
-    self.load_weights()
-    weights = self._weights[_parts_of(drafter)]
-    if drafter.is_plain or not drafter.asks_host:
-      return Engine(step, weights)
-    retrieval = step.drafter
-    return HostEngine(
-        dataclasses.replace(step, drafter=given.in_place_of(retrieval)),
-        weights,
-        retrieval.on_host(self._store),
-    )
 
   def check_drafter(self, drafter: str | DrafterConfig | None = None) -> None:
     """Refuses a drafter that its draft model cannot be, without weights.
@@ -217,7 +207,9 @@ class LanguageModel:
     if drafter.is_plain:
       return Autoregressive(target)
     if drafter.uses_store:
-      _check_loaded('datastore', _store_of(drafter), _store_of(self._drafter))
+      loaded.check_loaded(
+          'datastore', loaded.store_of(drafter), loaded.store_of(self._drafter)
+      )
     if drafter.uses_store and self._store is not None:
       drafter.check_depth(self._store.depth)
     model = self._draft_model(drafter) if drafter.uses_model else None
@@ -231,8 +223,10 @@ class LanguageModel:
 
   def _draft_model(self, drafter: DrafterConfig) -> Transformer | DraftModel:
     """Returns the static half of the loaded draft model."""
-    _check_loaded(
-        'draft model', _weights_of(drafter), _weights_of(self._drafter)
+    loaded.check_loaded(
+        'draft model',
+        loaded.weights_of(drafter),
+        loaded.weights_of(self._drafter),
     )
     settings = dict(
         num_tokens=self.tokenizer.vocab_size, placement=self._draft_placement
@@ -454,53 +448,3 @@ def _is_list(value: object) -> bool:
   return isinstance(value, Iterable) and not isinstance(
       value, str | bytes | Mapping
   )
-
-
-def _weights_of(drafter: DrafterConfig) -> dict[str, object]:
-  """Returns what the loaded weights of a draft model depend on, by field."""
-  fields = ('model', 'num_layers', 'dtype', 'shards')
-  return {field: getattr(drafter, field) for field in fields}
-
-
-def _parts_of(drafter: DrafterConfig) -> tuple[str, ...]:
-  """Returns which params a drafter takes."""
-  if drafter.is_plain:
-    return ()
-  uses = (('store', drafter.uses_store), ('model', drafter.uses_model))
-  return tuple(name for name, is_used in uses if is_used)
-
-
-def _store_of(drafter: DrafterConfig) -> dict[str, object]:
-  """Returns what the loaded datastore depends on, by field."""
-  return {
-      'store': drafter.store,
-      'retrieval.placement': drafter.retrieval.placement,
-  }
-
-
-def _check_loaded(
-    what: str, asked: Mapping[str, object], loaded: Mapping[str, object]
-) -> None:
-  """Refuses what was not loaded, or otherwise.
-
-  Args:
-    what: the first field names, in words.
-    asked: values of a drafter's fields.
-    loaded: of the same fields.
-
-  Raises:
-    UserError: Naming the first field that differs.
-  """
-  first, *others = asked
-  if asked[first] != loaded[first]:
-    raise UserError(
-        f'the {what} {asked[first]!r} is not loaded; name it when the model is '
-        'loaded.'
-    )
-  for field in others:
-    if asked[field] != loaded[field]:
-      raise UserError(
-          f'config.drafter.{field} is {asked[field]!r}, but the {what} '
-          f'{asked[first]!r} is loaded with {loaded[field]!r}; set it to that, '
-          'or load the model with the other.'
-      )
