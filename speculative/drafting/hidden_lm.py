@@ -25,6 +25,7 @@ from jax import numpy as jnp
 
 from speculative.decoding.drafter import Proposal
 from speculative.decoding.state import DecodeState
+from speculative.drafting import catching_up
 from speculative.drafting import drawing
 from speculative.drafting import lm
 from speculative.drafting.drawing import Head
@@ -138,24 +139,30 @@ class HiddenLm:
   ) -> tuple[jax.Array, HiddenLmState]:
     """Reads the tokens of the last round with the target's states."""
     start_B = drafter_state.start_B
-    step_T = jnp.arange(self.num_draft_tokens + 1, dtype=jnp.int32)
-    tokens_BT = jnp.take_along_axis(
-        state.tokens_BS, start_B[:, None] + step_T[None, :], axis=1
-    )
-    out = self.model.forward(
-        params,
-        tokens_BT,
-        kv_cache.rollback(drafter_state.cache, start_B),
-        hidden_BTD=self._placed(drafter_state.hidden_BTD),
-    )
-    # A row that is done has read nothing new, and drafts nothing that counts.
+    # A row that is done has nothing new, and drafts nothing that counts.
     last_B = jnp.maximum(state.seq_len_B - 1 - start_B, 0)
-    hidden_B1D = jnp.take_along_axis(
-        out.hidden_BTD, last_B[:, None, None], axis=1
+
+    def in_pass_of(width: int) -> tuple[jax.Array, KVCache]:
+      step_T = jnp.arange(width, dtype=jnp.int32)
+      tokens_BT = jnp.take_along_axis(
+          state.tokens_BS, start_B[:, None] + step_T[None, :], axis=1
+      )
+      out = self.model.forward(
+          params,
+          tokens_BT,
+          kv_cache.rollback(drafter_state.cache, start_B),
+          hidden_BTD=self._placed(drafter_state.hidden_BTD[:, :width]),
+      )
+      hidden_B1D = jnp.take_along_axis(
+          out.hidden_BTD, last_B[:, None, None], axis=1
+      )
+      return hidden_B1D, kv_cache.rollback(out.cache, state.seq_len_B)
+
+    hidden_B1D, cache = catching_up.read(
+        last_B + 1, self.num_draft_tokens + 1, in_pass_of
     )
     return hidden_B1D, drafter_state.replace(
-        cache=kv_cache.rollback(out.cache, state.seq_len_B),
-        start_B=state.seq_len_B,
+        cache=cache, start_B=state.seq_len_B
     )
 
   def propose(

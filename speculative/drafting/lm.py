@@ -17,6 +17,7 @@ from jax import numpy as jnp
 from speculative.decoding.drafter import Proposal
 from speculative.decoding.loop import Model
 from speculative.decoding.state import DecodeState
+from speculative.drafting import catching_up
 from speculative.drafting import drawing
 from speculative.drafting.drawing import Head
 from speculative.errors import UserError
@@ -26,9 +27,16 @@ from speculative.models.kv_cache import KVCache
 
 @flax.struct.dataclass
 class LmState:
-  """The draft's cache; its lengths are set anew every round."""
+  """The draft's cache, and what it holds for certain.
+
+  Attributes:
+    cache: its lengths are set anew every round.
+    known_B: int32, tokens of the text that it had read a round ago. It may hold
+      some of those drafted since.
+  """
 
   cache: KVCache
+  known_B: jax.Array
 
 
 def check_num_draft_tokens(num_draft_tokens: int) -> None:
@@ -53,8 +61,8 @@ class Lm:
     model: the draft; shares the target's tokenizer.
     num_draft_tokens: J.
     vocab_size: V of the target, see `drawing.Head`.
-    num_behind: tokens the first pass of a round takes; as many as the cache
-      can lack.
+    num_behind: as many tokens as the cache can lack at the start of a round;
+      the first pass takes those, see `catching_up`.
   """
 
   model: Model
@@ -97,7 +105,7 @@ class Lm:
     B, S = state.tokens_BS.shape
     cache = self.model.init_cache(B, S + num_spare + self.model.slack)
     out = self.model.forward(params, state.tokens_BS[:, :prompt_width], cache)
-    return LmState(cache=out.cache)
+    return LmState(cache=out.cache, known_B=state.seq_len_B)
 
   def step(
       self,
@@ -139,21 +147,26 @@ class Lm:
   def catch_up(
       self, params: Any, drafter_state: LmState, state: DecodeState
   ) -> tuple[jax.Array, LmState]:
-    """Reads the last committed tokens, those it knows again."""
-    # A text of fewer tokens is fed from its first; what is fed after its last
-    # is rubbish that nobody attends to.
-    start_B = jnp.maximum(state.seq_len_B - self.num_behind, 0)
-    step_T = jnp.arange(self.num_behind, dtype=jnp.int32)
-    tokens_BT = jnp.take_along_axis(
-        state.tokens_BS, start_B[:, None] + step_T[None, :], axis=1
-    )
-    out = self.model.forward(
-        params, tokens_BT, kv_cache.rollback(drafter_state.cache, start_B)
-    )
-    last_B11 = (state.seq_len_B - 1 - start_B)[:, None, None]
-    hidden_B1D = jnp.take_along_axis(out.hidden_BTD, last_B11, axis=1)
-    cache = kv_cache.rollback(out.cache, state.seq_len_B)
-    return hidden_B1D, LmState(cache=cache)
+    """Reads the last committed tokens, some that it knows again."""
+    num_new_B = state.seq_len_B - drafter_state.known_B
+
+    def in_pass_of(width: int) -> tuple[jax.Array, KVCache]:
+      # A text of fewer tokens is fed from its first; what is fed after its last
+      # is rubbish that nobody attends to.
+      start_B = jnp.maximum(state.seq_len_B - width, 0)
+      step_T = jnp.arange(width, dtype=jnp.int32)
+      tokens_BT = jnp.take_along_axis(
+          state.tokens_BS, start_B[:, None] + step_T[None, :], axis=1
+      )
+      out = self.model.forward(
+          params, tokens_BT, kv_cache.rollback(drafter_state.cache, start_B)
+      )
+      last_B11 = (state.seq_len_B - 1 - start_B)[:, None, None]
+      hidden_B1D = jnp.take_along_axis(out.hidden_BTD, last_B11, axis=1)
+      return hidden_B1D, kv_cache.rollback(out.cache, state.seq_len_B)
+
+    hidden_B1D, cache = catching_up.read(num_new_B, self.num_behind, in_pass_of)
+    return hidden_B1D, LmState(cache=cache, known_B=state.seq_len_B)
 
   def propose(
       self, params: Any, drafter_state: LmState, state: DecodeState
