@@ -164,7 +164,8 @@ def get_config() -> config_dict.ConfigDict:
   config.verify = config_dict.ConfigDict()
   # Names of samplers (tasks/verify_cases.py), or 'config' for decode.* above.
   config.verify.samplers = ('config',)
-  # Kinds of drafters, and rules of verification; 'config' for those above.
+  # Kinds of drafters, or changes of the drafter as bench.settings has them, and
+  # rules of verification; 'config' for those above.
   config.verify.drafters = ('config',)
   config.verify.rules = ('config',)
   # Sequences drawn to test the laws of a case, dealt out to its kinds of rows,

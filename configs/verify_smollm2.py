@@ -9,6 +9,9 @@ Verifies greedy decoding, four samplers and a mixed batch of them, each with
   :tiny      the same cases on a random model of a few thousand weights
   :batching  instead of the laws: is a row's output the same alone, in batches
              and in batches of another order? Set --config.data.prompts.
+  :rest      trees and chains from the datastore of --config.drafter.store and
+             from the text so far, trees beside those of the first 28 layers,
+             and trees that these draw; batches of four
 
 `--config.verify.fault=NAME` puts a wrong verifier in place, which should fail;
 'unrenormalised_top_p' needs --config.verify.samplers="('T1_p0.5',)", a sampler
@@ -19,7 +22,7 @@ from ml_collections import config_dict
 
 from configs import common
 
-_VARIANTS = ('full', 'tiny', 'batching')
+_VARIANTS = ('full', 'tiny', 'batching', 'rest')
 
 
 def get_config(variant: str = 'full') -> config_dict.ConfigDict:
@@ -59,6 +62,23 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
     config.verify.samplers = ('greedy', 'T0.8_k40_m0.05')
     config.verify.rules = ('token',)
     config.verify.num_samples = 0
+  if variant == 'rest':
+    config.drafter.kind = 'hybrid'
+    config.drafter.shape = 'tree'
+    config.drafter.hybrid_source = 'retrieval'
+    config.drafter.levels = 2
+    config.drafter.store = 'datastore.store'
+    config.decode.num_draft_tokens = 15
+    config.decode.batch_size = 4
+    config.data.num_prompts = 8
+    config.verify.samplers = ('greedy', 'T1', 'T0.8_p0.95', 'mixed')
+    config.verify.drafters = (
+        'kind=retrieval',
+        'kind=retrieval,shape=chain,num_draft_tokens=6',
+        'num_draft_tokens=6,hybrid_tokens=10',
+        'kind=lm,shape=drawn_tree,widths=(2, 2),num_draft_tokens=6',
+    )
+    config.verify.rules = ('token',)
   if variant == 'tiny':
     config.target.model = 'random://tiny'
     config.drafter.model = 'random://tiny_draft'

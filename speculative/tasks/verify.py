@@ -45,16 +45,8 @@ def _drafters(
 ) -> list[DrafterConfig]:
   """Returns the drafters to verify, each with its rules."""
   found = []
-  for kind in config.verify.drafters:
-    kind = drafter.kind if kind == _OWN else kind
-    needs_model = kind in drafter_config.WITH_MODEL
-    if needs_model and not drafter.uses_model:
-      raise UserError(
-          f'config.verify.drafters has {kind!r}, which needs '
-          f'config.drafter.kind to be {kind!r} and a model; it is '
-          f'{drafter.kind!r}.'
-      )
-    of_kind = changes.changed(drafter, {'kind': kind})
+  for text in config.verify.drafters:
+    of_kind = _drafter(text, drafter)
     rules = config.verify.rules
     if of_kind.is_deterministic:
       rules = (_OWN,)
@@ -70,6 +62,20 @@ def _drafters(
           "'cascade' and config.decode.num_draft_tokens above 0."
       )
   return found
+
+
+def _drafter(text: str, drafter: DrafterConfig) -> DrafterConfig:
+  """Reads one of config.verify.drafters: a kind, or changes of the drafter."""
+  if '=' in text:
+    return changes.parse(text, drafter)[1]
+  kind = drafter.kind if text == _OWN else text
+  if kind in drafter_config.WITH_MODEL and not drafter.uses_model:
+    raise UserError(
+        f'config.verify.drafters has {kind!r}, which needs '
+        f'config.drafter.kind to be {kind!r} and a model; it is '
+        f'{drafter.kind!r}.'
+    )
+  return changes.changed(drafter, {'kind': kind})
 
 
 def _check(

@@ -39,6 +39,7 @@ _SINGLE = {
 # A sampler is a list of row settings; a batch goes through it row by row.
 SAMPLERS = {name: (row,) for name, row in _SINGLE.items()}
 SAMPLERS['mixed'] = tuple(_SINGLE.values())
+SAMPLERS['T0.8_p0.95'] = ({'temperature': 0.8, 'top_p': 0.95},)
 # Cuts so much that a law without a sum of one is bent for all to see.
 SAMPLERS['T1_p0.5'] = ({'temperature': 1.0, 'top_p': 0.5},)
 

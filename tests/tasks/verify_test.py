@@ -235,6 +235,21 @@ def test_a_store_goes_to_the_drafters_that_search_it(get_config):
   ]
 
 
+def test_drafters_are_changes_of_the_drafter_too(get_config):
+  fields = _HYBRID | _TREE | {'verify.rules': ('token', 'block')}
+  texts = 'kind=lookup', 'kind=lm,shape=drawn_tree,widths=(2, 1)', 'levels=2'
+  config = get_config(fields | {'verify.drafters': texts})
+  found = verify._drafters(config, config_lib.parse(config).drafter)
+  assert [(d.label, d.shape, d.levels) for d in found][-1][2] == 2
+  assert {(d.label, d.shape, d.widths, d.rule) for d in found} >= {
+      ('lookup', 'chain', (), 'token'),
+      ('lm', 'drawn_tree', (2, 1), 'token'),
+  }
+  config.verify.drafters = ('kind=lookup,levels=2',)
+  with pytest.raises(UserError, match="the setting 'kind=lookup,levels=2'"):
+    verify._drafters(config, config_lib.parse(config).drafter)
+
+
 def test_a_drafter_that_its_model_cannot_be_is_refused_unread(
     run, tmp_path, monkeypatch
 ):
