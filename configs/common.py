@@ -135,6 +135,9 @@ def get_config() -> config_dict.ConfigDict:
   config.data.prompts = 'builtin'
   # 0 takes all.
   config.data.num_prompts = 0
+  # Every so many of the file come first, then those between: 2 lets one half of
+  # a file that is sorted by kind be timed and predicted from the other.
+  config.data.stride = 1
   # 'auto', 'chat' (put into the checkpoint's template) or 'completion'.
   config.data.format = 'auto'
 

@@ -68,15 +68,15 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
     config.drafter.hybrid_source = 'retrieval'
     config.drafter.levels = 2
     config.drafter.store = 'datastore.store'
-    config.decode.num_draft_tokens = 15
+    config.decode.num_draft_tokens = 6
     config.decode.batch_size = 4
     config.data.num_prompts = 8
     config.verify.samplers = ('greedy', 'T1', 'T0.8_p0.95', 'mixed')
     config.verify.drafters = (
-        'kind=retrieval',
+        'kind=retrieval,num_draft_tokens=15',
         'kind=retrieval,shape=chain,num_draft_tokens=6',
-        'num_draft_tokens=6,hybrid_tokens=10',
-        'kind=lm,shape=drawn_tree,widths=(2, 2),num_draft_tokens=6',
+        'hybrid_tokens=10',
+        'kind=lm,shape=drawn_tree,widths=(2, 2)',
     )
     config.verify.rules = ('token',)
   if variant == 'tiny':

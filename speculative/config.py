@@ -195,11 +195,14 @@ def load_prompts(config: config_dict.ConfigDict) -> list[prompts.Prompt]:
     UserError: If the file is absent or holds none.
   """
   data = config.data
-  return prompts.load(
+  num_prompts = _at_least('data.num_prompts', data.num_prompts, 0)
+  found = prompts.load(
       data.prompts,
-      num_prompts=_at_least('data.num_prompts', data.num_prompts, 0),
+      num_prompts=0,
       prompt_format=_one_of('data.format', data.format, prompts.FORMATS),
   )
+  stride = _at_least('data.stride', data.stride, 1)
+  return prompts.strided(found, stride)[: num_prompts or None]
 
 
 def load_split(config: config_dict.ConfigDict) -> prompts.Split:

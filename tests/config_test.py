@@ -9,6 +9,7 @@ import pytest
 
 from speculative import api
 from speculative import config as config_lib
+from speculative.bench import prompts
 from speculative.checkpoints import pretrained
 from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
@@ -170,6 +171,7 @@ def test_the_text_may_be_as_long_as_the_model_was_made_for(get_config):
     'fields, message',
     [
         ({'data.num_prompts': -1}, 'config.data.num_prompts.*>= 0, got -1'),
+        ({'data.stride': 0}, 'config.data.stride.*>= 1, got 0'),
         ({'data.format': 'xml'}, "config.data.format is 'xml'.*completion"),
         ({'data.prompts': 'no/file'}, "'no/file', which is no file"),
     ],
@@ -182,6 +184,21 @@ def test_wrong_data_is_named(get_config, fields, message):
 def test_prompts_are_cut_to_the_number_asked_for(get_config):
   assert len(config_lib.load_prompts(get_config({'data.num_prompts': 3}))) == 3
   assert len(config_lib.load_prompts(get_config())) > 3
+
+
+def test_a_stride_times_one_half_and_predicts_from_the_other(get_config):
+  fields = {'data.stride': 2, 'data.num_prompts': 3}
+  texts = [
+      p.text
+      for p in prompts.load('builtin', num_prompts=0, prompt_format='auto')
+  ]
+  found = config_lib.load_prompts(get_config(fields))
+  assert [p.text for p in found] == texts[:6:2]
+  split = config_lib.load_split(
+      get_config(fields | {'bench.calibration_prompts': 4})
+  )
+  assert [p.text for p in split.timed] == texts[:6:2]
+  assert [p.text for p in split.calibration] == texts[1::2]
 
 
 def test_a_workdir_that_could_be_made_is_not_made(tmp_path, monkeypatch):

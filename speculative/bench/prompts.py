@@ -158,6 +158,18 @@ def split(
   return Split(timed, aside)
 
 
+def strided(found: Sequence[Prompt], stride: int) -> list[Prompt]:
+  """Returns every so many prompts, then those that begin one later, and so on.
+
+    5 prompts, stride 2 -> 0 2 4 1 3
+
+  Args:
+    found: prompts of a file.
+    stride: at least 1, which leaves them as they are.
+  """
+  return [p for first in range(stride) for p in found[first::stride]]
+
+
 def load(source: str, *, num_prompts: int, prompt_format: str) -> list[Prompt]:
   """Reads prompts.
 

@@ -159,6 +159,14 @@ def test_prompts_set_aside_are_never_timed(
   assert ''.join(p.text for p in found.calibration) == calibration
 
 
+def test_a_stride_puts_those_between_behind():
+  found = [prompts.Prompt(str(i), 'no') for i in range(7)]
+  got = prompts.strided(found, 3)
+  assert [p.text for p in got] == list('0361425')
+  assert prompts.strided(found, 1) == found
+  assert sorted(prompts.strided(found, 9), key=lambda p: p.text) == found
+
+
 def test_a_text_that_is_timed_is_not_set_aside_as_well():
   again = [*_some(3), *_some(2)]
   found = prompts.split(again, num_prompts=1, num_calibration=2)

@@ -236,15 +236,15 @@ def test_a_store_goes_to_the_drafters_that_search_it(get_config):
 
 
 def test_drafters_are_changes_of_the_drafter_too(get_config):
-  fields = _HYBRID | _TREE | {'verify.rules': ('token', 'block')}
-  texts = 'kind=lookup', 'kind=lm,shape=drawn_tree,widths=(2, 1)', 'levels=2'
-  config = get_config(fields | {'verify.drafters': texts})
+  drawn = 'kind=lm,shape=drawn_tree,widths=(2, 1),num_draft_tokens=4'
+  texts = ('kind=lookup', drawn, 'levels=3')
+  config = get_config(_HYBRID | _TREE | {'verify.drafters': texts})
   found = verify._drafters(config, config_lib.parse(config).drafter)
-  assert [(d.label, d.shape, d.levels) for d in found][-1][2] == 2
-  assert {(d.label, d.shape, d.widths, d.rule) for d in found} >= {
-      ('lookup', 'chain', (), 'token'),
-      ('lm', 'drawn_tree', (2, 1), 'token'),
-  }
+  assert [(d.label, d.shape, d.levels) for d in found] == [
+      ('lookup', 'chain', 2),
+      ('lm', 'drawn_tree', 2),
+      ('hybrid(retrieval)', 'tree', 3),
+  ]
   config.verify.drafters = ('kind=lookup,levels=2',)
   with pytest.raises(UserError, match="the setting 'kind=lookup,levels=2'"):
     verify._drafters(config, config_lib.parse(config).drafter)
