@@ -33,8 +33,9 @@ from speculative.models import kv_cache
 
 # Runs of a part inside one call; more than a row has tokens to go are no use.
 _COUNT = 8
-# Turns for every repeat that is asked for: a part is shorter than a text.
-_TURNS = 3
+# Turns for every repeat that is asked for, and the fewest: a part is shorter
+# than a text.
+_TURNS, _LEAST_TURNS = 3, 9
 
 # Draft lengths up to which passes of every width are timed.
 _MOST_TIMED = 16
@@ -181,7 +182,7 @@ def time_parts(
   for i, engine in enumerate(engines):
     parts[f'propose {i}'] = held[i].proposals
     parts[f'round {i}'] = _rounds(engine, prompts, config, count)
-  found = medians(parts, repeats=_TURNS * repeats)
+  found = medians(parts, repeats=max(_TURNS * repeats, _LEAST_TURNS))
   pass_ms = np.interp(
       range(1, widths[-1] + 1), widths, [found[f'pass {n}'] for n in widths]
   ).tolist()
