@@ -88,7 +88,7 @@ def generation_of(found: Sequence[Record]) -> Generation:
   num_places = len(first['tested'])
 
   def by_place(name: str) -> np.ndarray:
-    return np.array([r[name] for r in found]).reshape(-1, num_places)
+    return np.array([r[name] for r in found]).reshape(len(found), num_places)
 
   return Generation(
       token_ids=[list(r['token_ids']) for r in found],

@@ -188,6 +188,7 @@ class PromptLog:
       try:
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except OSError as error:
+        self.close()
         raise UserError(
             f'another process measures into {path}; wait for it, or name '
             'another --workdir.'

@@ -118,7 +118,7 @@ def test_lengths_of_one_drafter_are_one_series():
     ('wanted', 'match'),
     [
         ('maybe', "config.bench.plot is 'maybe'; .*auto, yes, no"),
-        ('yes', 'mat'),
+        ('yes', "config.bench.plot is 'yes', but matplotlib"),
     ],
 )
 def test_a_plot_that_cannot_be_drawn_is_refused(monkeypatch, wanted, match):

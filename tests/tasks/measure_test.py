@@ -38,7 +38,7 @@ def _prepared(generate, batches, **decode) -> common.Prepared:
 
   def engine(drafter):
     return types.SimpleNamespace(
-        generate=lambda batch, config: generate(drafter, batch, config)
+        generate=lambda *args, **kwargs: generate(drafter, *args, **kwargs)
     )
 
   return common.Prepared(

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 
@@ -16,6 +17,14 @@ def _log(path, identity=None, num_records=(2, 2, 1)) -> PromptLog:
   return PromptLog(path, identity or {'seed': 0}, num_records=num_records)
 
 
+@contextlib.contextmanager
+def _opened(path, env=None, **kwargs):
+  log = _log(path, **kwargs)
+  log.open(_ENV | (env or {}))
+  yield log
+  log.close()
+
+
 def _batch(number: int, num: int = 2) -> list[dict]:
   # Some line ends that JSON leaves as they are.
   return [
@@ -31,6 +40,7 @@ def test_a_new_log_reads_nothing_and_writes_nothing_before_it_is_opened(
   assert list(log.left) == [0, 1, 2]
   assert list(tmp_path.iterdir()) == []
   log.open(_ENV)
+  log.close()
   assert (tmp_path / 'prompts.jsonl').read_bytes() == b''
   assert json.loads((tmp_path / 'benchmark.json').read_text()) == {
       'identity': {'seed': 0},
@@ -40,47 +50,42 @@ def test_a_new_log_reads_nothing_and_writes_nothing_before_it_is_opened(
 
 
 def test_a_stopped_run_goes_on_behind_its_last_whole_batch(tmp_path):
-  first = _log(tmp_path)
-  first.open(_ENV)
-  first.note({'floor_ms': 1.5})
-  first.add(_batch(0))
-  first.add(_batch(1))
-  first.close()
+  with _opened(tmp_path) as first:
+    first.note({'floor_ms': 1.5})
+    first.add(_batch(0))
+    first.add(_batch(1))
   path = tmp_path / 'prompts.jsonl'
   whole = path.read_bytes()
   # Killed while it wrote the first record of a batch and half of another.
   two = whole[: whole.index(b'\n') + 1]
   path.write_bytes(two + whole[: len(two) + len(two) // 2])
 
-  second = _log(tmp_path)
-  assert list(second.left) == [1, 2]
-  assert second.records == _batch(0) == first.records[:2]
-  assert second.facts == {'floor_ms': 1.5}
-  second.open(_ENV | {'env/commit': 'def'})
-  second.add(_batch(1))
-  assert path.read_bytes() == whole
-  second.add(_batch(2, 1))
-  assert not second.left
+  with _opened(tmp_path, {'env/commit': 'def'}) as second:
+    assert list(second.left) == [1, 2]
+    assert second.records == _batch(0) == first.records[:2]
+    assert second.facts == {'floor_ms': 1.5}
+    second.add(_batch(1))
+    assert path.read_bytes() == whole
+    second.add(_batch(2, 1))
+    assert not second.left
   assert second.env == {'env/commit': 'abc+def', 'env/date': '2026-01-01'}
-  second.close()
 
-  third = _log(tmp_path)
-  assert third.records == second.records and not third.left
-  # It measures nothing.
-  third.open(_ENV | {'env/commit': 'ghi'})
+  # One that measures nothing.
+  with _opened(tmp_path, {'env/commit': 'ghi'}) as third:
+    assert third.records == second.records and not third.left
   assert third.env['env/commit'] == 'abc+def'
 
 
 def test_a_batch_that_is_not_whole_is_refused_and_not_written(tmp_path):
-  log = _log(tmp_path)
-  log.open(_ENV)
-  with pytest.raises(ValueError, match='batch 0 has 2 records, got 1'):
-    log.add(_batch(0, 1))
+  with _opened(tmp_path) as log:
+    with pytest.raises(ValueError, match='batch 0 has 2 records, got 1'):
+      log.add(_batch(0, 1))
   assert (tmp_path / 'prompts.jsonl').read_bytes() == b''
 
 
 def test_a_log_of_another_run_is_refused_by_what_differs(tmp_path):
-  _log(tmp_path, {'seed': 0, 'config.bench.repeats': 3}).open(_ENV)
+  with _opened(tmp_path, identity={'seed': 0, 'config.bench.repeats': 3}):
+    pass
   before = (tmp_path / 'benchmark.json').read_text()
   with pytest.raises(UserError, match='repeats=3, this one has 2; set') as e:
     _log(tmp_path, {'seed': 0, 'config.bench.repeats': 2})
@@ -96,12 +101,11 @@ def test_records_of_nobody_knows_what_are_left_alone(tmp_path):
 
 
 def test_two_processes_cannot_measure_into_one_workdir(tmp_path):
-  first = _log(tmp_path)
-  first.open(_ENV)
-  with pytest.raises(UserError, match='another process measures into'):
-    _log(tmp_path).open(_ENV)
-  first.close()
-  _log(tmp_path).open(_ENV)
+  with _opened(tmp_path):
+    with pytest.raises(UserError, match='another process measures into'):
+      _log(tmp_path).open(_ENV)
+  with _opened(tmp_path):
+    pass
 
 
 def test_of_several_hosts_the_others_write_nothing(tmp_path, monkeypatch):
