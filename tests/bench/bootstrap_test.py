@@ -22,7 +22,7 @@ def test_the_mean_of_normal_units_has_the_interval_of_its_law():
 def test_two_units_give_the_quantiles_of_their_four_resamples():
   # Ratios 1, 2, 2 and 3, with probability 1/4 each.
   units = [np.array([1.0, 3.0]), np.ones(2)]
-  found = bootstrap.interval(_ratio, units, confidence=0.3)
+  found = bootstrap.interval(_ratio, units, confidence=0.1)
   assert (found.estimate, found.low, found.high) == (2.0, 2.0, 2.0)
   found = bootstrap.interval(_ratio, units, confidence=0.9)
   assert (found.low, found.high) == (1.0, 3.0)
@@ -56,9 +56,9 @@ def test_where_nothing_is_known_there_is_no_interval(units):
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(
-    'num_units, at_least', [(8, 0.86), (40, 0.92)], ids=['8', '40']
+    'num_units, at_least', [(8, 0.91), (40, 0.92)], ids=['8', '40']
 )
-def test_the_interval_holds_the_truth_nearly_as_often_as_it_says(
+def test_the_interval_holds_the_truth_about_as_often_as_it_says(
     num_units, at_least
 ):
   rng = np.random.default_rng(0)
@@ -71,4 +71,4 @@ def test_the_interval_holds_the_truth_nearly_as_often_as_it_says(
     found = bootstrap.interval(_ratio, units, seed=seed)
     inside += found.low <= 2.0 <= found.high
   # Four standard deviations of 500 trials are 0.04.
-  assert at_least <= inside / 500 <= 0.97
+  assert at_least <= inside / 500 <= 0.98
