@@ -43,6 +43,8 @@ class Panel:
     high: of the upper end.
     deviation: key of what lies on both sides instead, '' for nothing.
     plain: value of plain decoding where its row has none.
+    floor: the panel's value where plain decoding takes one millisecond a step;
+      0 where bandwidth sets no floor.
   """
 
   title: str
@@ -54,6 +56,7 @@ class Panel:
   high: str = ''
   deviation: str = ''
   plain: float | None = None
+  floor: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +92,7 @@ PANELS = (
         'seconds for 128 tokens',
         'decode/tokens_128_s',
         deviation='decode/tokens_128_deviation_s',
+        floor=0.128,
     ),
     Panel(
         'tokens a round ÷ (K + 1)',
@@ -96,7 +100,12 @@ PANELS = (
         'decode/tokens_per_round',
         per_node='yes',
     ),
-    Panel('time of a round', 'milliseconds a round', 'decode/round_ms'),
+    Panel(
+        'time of a round',
+        'milliseconds a round',
+        'decode/round_ms',
+        floor=1.0,
+    ),
 )
 
 
@@ -126,6 +135,12 @@ def curve(panel: Panel, plain: Row, rows: Sequence[Row]) -> list[Point]:
   ordered = sorted(rows, key=lambda row: row['row/num_draft_tokens'])
   points = [point(panel, row) for row in (plain, *ordered)]
   return [p for p in points if p is not None]
+
+
+def floor_of(panel: Panel, plain: Row) -> float | None:
+  """Returns what bandwidth allows plain decoding, in a panel's unit."""
+  floor_ms = plain.get('decode/bandwidth_floor_ms')
+  return floor_ms * panel.floor if floor_ms and panel.floor else None
 
 
 def predictions(rows: Sequence[Row]) -> list[tuple[float, float, float]]:
@@ -160,6 +175,7 @@ def draw(
   from matplotlib import figure  # noqa: PLC0415
 
   drawing = figure.Figure(figsize=(14, 8), layout='constrained')
+  drawing.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
   axes = drawing.subplots(2, 3).flatten()
   several = any(len(rows) > 1 for rows in series.values())
   for panel, where in zip(PANELS, axes, strict=False):
@@ -167,6 +183,7 @@ def draw(
       _draw_curves(where, panel, plain, series)
     else:
       _draw_bars(where, panel, plain, series)
+    _draw_floor(where, panel, plain, 'axhline' if several else 'axvline')
     where.set_title(panel.title, fontsize='medium')
     where.grid(alpha=0.25, axis='both' if several else 'x')
   _draw_positions(axes[4], series)
@@ -180,6 +197,21 @@ def draw(
   beside = path.with_name(f'.{path.name}')
   drawing.savefig(beside, format='png', dpi=120)
   os.replace(beside, path)
+
+
+def _draw_floor(axes: Any, panel: Panel, plain: Row, draw_line: str) -> None:
+  value = floor_of(panel, plain)
+  if value is None:
+    return
+  getattr(axes, draw_line)(
+      value,
+      color=_PLAIN,
+      linestyle='--',
+      linewidth=1,
+      label='bandwidth floor of plain decoding',
+  )
+  if panel is PANELS[-1]:
+    axes.legend(handles=axes.lines[-1:], fontsize='small', loc='lower right')
 
 
 def _look(number: int) -> dict[str, str]:
@@ -223,10 +255,11 @@ def _draw_bars(
   """Draws a value a setting, where drafters have one length each."""
   rows = [plain, *(row for of_one in series.values() for row in of_one)]
   points = [p for p in (point(panel, row) for row in rows) if p is not None]
+  errors = [[p.below for p in points], [p.above for p in points]]
   drawn = axes.barh(
       range(len(points)),
       [p.value for p in points],
-      xerr=[[p.below for p in points], [p.above for p in points]],
+      xerr=errors if any(map(any, errors)) else None,
       color=[
           _COLORS[(i - 1) % len(_COLORS)] if i else _PLAIN
           for i in range(len(points))
@@ -262,24 +295,33 @@ def _draw_positions(axes: Any, series: Mapping[str, Sequence[Row]]) -> None:
           markersize=4,
           linewidth=1.2,
           alpha=0.8,
+          label=_short(row['row/name']),
           **_look(number),
       )
-      text = f' {row["row/num_draft_tokens"]}'
-      text = text if several else f' {_short(row["row/name"])}'
-      axes.annotate(
-          text,
-          (len(shares), shares[-1]),
-          color=_look(number)['color'],
-          fontsize='small',
-          va='center' if several else 'bottom',
-          ha='left' if several else 'right',
-      )
+      if several:
+        _number(axes, row, (len(shares), shares[-1]), _look(number))
   note = ', K at the end' if several else ''
   axes.set_title(f'acceptance by place in the draft{note}', fontsize='medium')
   axes.set_xticks(range(1, longest + 1, max(1, longest // 8)))
   axes.set(xlabel='place in the draft', ylabel='kept ÷ tested')
   axes.set_ylim(0, 1.05)
+  if not several:
+    axes.legend(fontsize='small')
   axes.grid(alpha=0.25)
+
+
+def _number(
+    axes: Any, row: Row, place: tuple[float, float], look: Mapping[str, str]
+) -> None:
+  """Writes K beside a point."""
+  axes.annotate(
+      str(row['row/num_draft_tokens']),
+      place,
+      xytext=(6, -7),
+      textcoords='offset points',
+      color=look['color'],
+      fontsize='small',
+  )
 
 
 def _draw_predictions(axes: Any, series: Mapping[str, Sequence[Row]]) -> None:
@@ -308,33 +350,20 @@ def _draw_predictions(axes: Any, series: Mapping[str, Sequence[Row]]) -> None:
       label='within 10 %',
   )
   axes.plot(line, line, color=_PLAIN, linewidth=1)
+  for label, style in (
+      ('from every place', 'full'),
+      ('from α alone (i.i.d.)', 'none'),
+  ):
+    mark = dict(marker='o', linestyle='', fillstyle=style, color=_PLAIN)
+    axes.plot([], [], label=label, **mark)
   for number, row, measured, by_position, iid in found:
-    look, first = _look(number), row is found[0][1]
+    look = _look(number)
     axes.plot(
         [measured] * 2, [by_position, iid], color=look['color'], alpha=0.3
     )
-    axes.plot(
-        measured,
-        by_position,
-        linestyle='',
-        label='from every place' if first else None,
-        **look,
-    )
-    axes.plot(
-        measured,
-        iid,
-        linestyle='',
-        fillstyle='none',
-        label='from α alone (i.i.d.)' if first else None,
-        **look,
-    )
-    axes.annotate(
-        f' {row["row/num_draft_tokens"]}',
-        (measured, by_position),
-        color=look['color'],
-        fontsize='small',
-        va='center',
-    )
+    axes.plot(measured, by_position, linestyle='', **look)
+    axes.plot(measured, iid, linestyle='', fillstyle='none', **look)
+    _number(axes, row, (measured, by_position), look)
   axes.set(xlim=line, ylim=line, xlabel='measured speed-up', ylabel='predicted')
   axes.legend(fontsize='small', loc='upper left')
   axes.grid(alpha=0.25)

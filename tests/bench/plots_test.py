@@ -55,6 +55,13 @@ def test_the_share_of_a_round_is_of_what_it_could_have_brought():
   assert values == [1.0, 2.5 / 5]
 
 
+def test_the_floor_is_that_of_plain_steps():
+  plain = _PLAIN | {'decode/bandwidth_floor_ms': 20.0}
+  floors = [plots.floor_of(panel, plain) for panel in plots.PANELS]
+  assert floors == [None, pytest.approx(128 * 0.02), None, 20.0]
+  assert plots.floor_of(_ROUND, _PLAIN) is None
+
+
 def test_an_interval_that_misses_its_estimate_draws_no_bar_backwards():
   row = _row(4, **{'speedup/low': 1.6})
   assert plots.point(_SPEEDUP, row).below == 0.0
@@ -76,6 +83,7 @@ def test_a_plot_is_written_whole_with_predictions_and_without(
     path = tmp_path / str(number) / 'plot.png'
     path.parent.mkdir()
     series = {'lm': [_row(K, **more) for K in lengths], 'x': [_row(3)]}
-    plots.draw(path, _PLAIN, series, title='prompts, greedy')
+    plain = _PLAIN | {'decode/bandwidth_floor_ms': 20.0}
+    plots.draw(path, plain, series, title='prompts, greedy')
     assert path.read_bytes().startswith(b'\x89PNG')
     assert [p.name for p in path.parent.iterdir()] == ['plot.png']
