@@ -211,7 +211,8 @@ def _draw_floor(axes: Any, panel: Panel, plain: Row, draw_line: str) -> None:
       label='bandwidth floor of plain decoding',
   )
   if panel is PANELS[-1]:
-    axes.legend(handles=axes.lines[-1:], fontsize='small', loc='lower right')
+    place = 'lower right' if draw_line == 'axhline' else 'upper right'
+    axes.legend(handles=axes.lines[-1:], fontsize='small', loc=place)
 
 
 def _look(number: int) -> dict[str, str]:

@@ -43,7 +43,7 @@ def of_generation(
     setting: name of it.
     repeat: number of the run among those of this batch and setting.
     batch: its number.
-    first_prompt: index of the prompt of its first row.
+    first_prompt: number, among those timed, of the prompt of its first row.
     first_seed: of that row; others go on from there.
     prompt_lens: tokens of the prompts.
     texts: what the new tokens say.
@@ -147,7 +147,7 @@ def answers(found: Iterable[Record], setting: str) -> dict[int, str]:
     setting: name of one.
 
   Returns:
-    Text by index of the prompt, cut where the row ended.
+    Text by number of the prompt among those timed, cut where the row ended.
   """
   return {
       r['prompt']: r['text']

@@ -56,9 +56,9 @@ def test_a_stopped_run_goes_on_behind_its_last_whole_batch(tmp_path):
     first.add(_batch(1))
   path = tmp_path / 'prompts.jsonl'
   whole = path.read_bytes()
-  # Killed while it wrote the first record of a batch and half of another.
-  two = whole[: whole.index(b'\n') + 1]
-  path.write_bytes(two + whole[: len(two) + len(two) // 2])
+  # Killed after one record of the second batch and half of the other.
+  *lines, last, _ = whole.split(b'\n')
+  path.write_bytes(b'\n'.join([*lines, last[: len(last) // 2]]))
 
   with _opened(tmp_path, {'env/commit': 'def'}) as second:
     assert list(second.left) == [1, 2]
