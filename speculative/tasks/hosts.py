@@ -194,6 +194,8 @@ def share(text: str) -> str:
     return text
   data = np.frombuffer(text.encode(), np.uint8)
   size = multihost_utils.broadcast_one_to_all(np.int32(len(data)))
+  if not size:
+    return ''
   buffer = np.zeros(int(size), np.uint8)
   if jax.process_index() == 0:
     buffer[:] = data
