@@ -163,6 +163,8 @@ def get_config() -> config_dict.ConfigDict:
   # Prompts at the end of data.prompts that are not timed but predicted from; at
   # most half of them. 0 predicts nothing.
   config.bench.calibration_prompts = 8
+  # 'auto' draws plot.png where matplotlib is installed.
+  config.bench.plot = 'auto'
 
   config.verify = config_dict.ConfigDict()
   # Names of samplers (tasks/verify_cases.py), or 'config' for decode.* above.

@@ -5,6 +5,7 @@ import statistics
 
 import numpy as np
 
+from speculative.bench import bootstrap
 from speculative.bench import loops
 from speculative.bench.predict import Acceptance
 from speculative.decoding.generation import Generation
@@ -76,6 +77,89 @@ def acceptance_of(generations: Sequence[Generation]) -> Acceptance:
       num_prompts=len(tokens_U),
       spread=spread,
   )
+
+
+# What Chen et al. 2023 give the time of.
+_NUM_TIMED_TOKENS = 128
+
+
+def sequence_times(repeats: Sequence[Sequence[Generation]]) -> dict[str, float]:
+  """Returns percentiles of the seconds that decoding a text took.
+
+  Args:
+    repeats: all runs of a setting, a list a batch. Each row of a batch waited
+      for all of it.
+  """
+  seconds = [g.decode_s for runs in repeats for g in runs for _ in g.token_ids]
+  p50, p90, p99 = np.percentile(seconds, [50, 90, 99]).tolist()
+  return {
+      'decode/sequence_p50_s': p50,
+      'decode/sequence_p90_s': p90,
+      'decode/sequence_p99_s': p99,
+  }
+
+
+def loop_times(runs: Sequence[Generation]) -> dict[str, float | None]:
+  """Returns what a round took, and 128 tokens.
+
+  Args:
+    runs: of a setting, one a batch.
+
+  Returns:
+    The mean round; mean over batches and standard deviation from batch to batch
+    of the time in which a row gets 128 tokens, None of fewer than two batches.
+  """
+  rounds = sum(g.num_rounds for g in runs)
+  seconds = [
+      _NUM_TIMED_TOKENS * g.decode_s * len(g.token_ids) / max(g.num_tokens, 1)
+      for g in runs
+  ]
+  spread = statistics.stdev(seconds) if len(seconds) > 1 else None
+  return {
+      'decode/round_ms': 1e3 * sum(g.decode_s for g in runs) / max(rounds, 1),
+      'decode/tokens_128_s': statistics.fmean(seconds),
+      'decode/tokens_128_deviation_s': spread,
+  }
+
+
+def intervals(
+    plain: Sequence[Generation], runs: Sequence[Generation]
+) -> dict[str, float | None]:
+  """Returns ends of the intervals of speed-up and alpha, at 95 %.
+
+  Args:
+    plain: runs of plain decoding, one a batch.
+    runs: of the setting, over the same batches.
+
+  Returns:
+    The keys; None where nothing is known, as of one batch.
+  """
+  speedup = bootstrap.interval(
+      lambda plain_s, plain_tokens, seconds, tokens: (
+          plain_s / plain_tokens / (seconds / tokens)
+      ),
+      [
+          np.array(numbers)
+          for of_setting in (plain, runs)
+          for numbers in (
+              [g.decode_s for g in of_setting],
+              [g.num_tokens for g in of_setting],
+          )
+      ],
+  )
+  alpha = bootstrap.interval(
+      lambda accepted, tested: accepted / tested,
+      [
+          np.array([g.accepted.sum() for g in runs]),
+          np.array([g.tested.sum() for g in runs]),
+      ],
+  )
+  return {
+      'speedup/low': speedup and speedup.low,
+      'speedup/high': speedup and speedup.high,
+      'decode/acceptance_low': alpha and alpha.low,
+      'decode/acceptance_high': alpha and alpha.high,
+  }
 
 
 def matched(lengths_R: np.ndarray, max_ngram: int) -> dict[str, object]:

@@ -11,15 +11,21 @@ from ml_collections import config_dict
 from speculative import config as config_lib
 from speculative.bench import bandwidth
 from speculative.bench import compiles
-from speculative.bench import predict
+from speculative.bench import explain
+from speculative.bench import metrics
+from speculative.bench import records
+from speculative.bench import report
 from speculative.bench.prompts import Prompt
 from speculative.decoding import engine as engine_lib
+from speculative.decoding.generation import Generation
 from speculative.drafting import changes
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
+from speculative.tasks import benchmark_report
 from speculative.tasks import common
 from speculative.tasks import measure
 from speculative.tasks import predictions
+from speculative.tasks import prompt_log
 from speculative.tasks import results
 from speculative.tasks import retrieved
 from speculative.tasks.results import TaskResult
@@ -101,6 +107,34 @@ def sampler_name(config: config_dict.ConfigDict) -> str:
   return name
 
 
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+  """What is to be measured.
+
+  Attributes:
+    settings: drafters by the names of their rows, plain first.
+    predicted: names of those that something is predicted of.
+    prompts: to time.
+    aside: to predict from.
+    repeats: how often a batch is timed with each setting.
+  """
+
+  settings: dict[str, DrafterConfig]
+  predicted: list[str]
+  prompts: Sequence[Prompt]
+  aside: Sequence[Prompt]
+  repeats: int
+
+
+def _plan(config: config_dict.ConfigDict) -> _Plan:
+  repeats = common.repeats(config)
+  benchmark_report.check_plot(config.bench.plot)
+  settings = settings_of(config, config_lib.parse(config).drafter)
+  predicted = [name for name in settings if _is_predicted(settings[name])]
+  prompts, aside = _prompts(config, predicted)
+  return _Plan(settings, predicted, prompts, aside, repeats)
+
+
 def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   """Measures plain decoding and the drafter over prompts, in turn.
 
@@ -108,6 +142,10 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
   bench.repeats times; the median of the repeats counts. Compilation happens
   before and is reported apart. So does the prediction, which rests on the times
   of a round's parts and on prompts that are not timed.
+
+  What a batch of prompts brought is kept in prompts.jsonl as the run goes on,
+  and all results are made from there: a run that was stopped goes on, and one
+  that was finished tells its results again.
 
   Args:
     config: of the run.
@@ -117,53 +155,152 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
     The TaskResult: env/* keys and `rows`, plain decoding first.
 
   Raises:
-    UserError: Before anything is written or loaded.
+    UserError: Before anything is written or loaded, also where the workdir
+      holds another benchmark.
   """
-  repeats = common.repeats(config)
-  settings = settings_of(config, config_lib.parse(config).drafter)
-  drafters = list(settings.values())
-  predicted = [name for name in settings if _is_predicted(settings[name])]
-  prompts, aside = _prompts(config, predicted)
-  prepared = common.prepare(
-      config, path, prompts, calibration=aside, drafters=settings
+  plan = _plan(config)
+  opened = common.open_run(
+      config, plan.prompts, calibration=plan.aside, drafters=plan.settings
   )
+  log = prompt_log.PromptLog(
+      path,
+      prompt_log.identity_of(config, opened),
+      num_records=[
+          len(batch) * plan.repeats * len(plan.settings)
+          for batch in opened.batches
+      ],
+  )
+  prepared = common.load(opened, config, path)
+  env = results.environment(prepared.model)
+  log.open(env)
+  was_finished = not log.left
+  try:
+    if log.left:
+      _measure(prepared, plan, log)
+    rows = _rows(config, prepared, plan, log)
+  finally:
+    log.close()
+  found = env | log.env | {'rows': rows}
+  benchmark_report.write(
+      prepared.workdir,
+      found,
+      plan.settings,
+      foreseen=_foreseen(log),
+      plot=config.bench.plot,
+      again='yes' if was_finished else 'no',
+  )
+  return TaskResult(found)
+
+
+def _measure(
+    prepared: common.Prepared, plan: _Plan, log: prompt_log.PromptLog
+) -> None:
+  """Compiles, predicts, and decodes the batches that are left."""
+  drafters = list(plan.settings.values())
   started = time.perf_counter()
   with compiles.counted() as warm:
     common.warm_up(prepared, drafters)
-  compile_s = time.perf_counter() - started
-  foreseen = None
-  if aside:
+  log.note(
+      {
+          'time/compile_s': time.perf_counter() - started,
+          'compile/count': warm.count,
+          # Not known of a run that is stopped.
+          'compile/count_after_warm_up': None,
+      }
+  )
+  if plan.aside and 'foreseen' not in log.facts:
     foreseen = predictions.foresee(
-        prepared, [settings[name] for name in predicted], repeats=repeats
+        prepared,
+        [plan.settings[name] for name in plan.predicted],
+        repeats=plan.repeats,
     )
+    log.note({'foreseen': foreseen.as_json()})
+  if 'floor_ms' not in log.facts:
+    log.note({'floor_ms': _floor_ms(prepared)})
   with compiles.counted() as later:
-    runs = measure.interleaved(prepared, drafters, repeats=repeats)
+    _decode(prepared, plan, log)
+  log.note({'compile/count_after_warm_up': later.count})
+
+
+def _decode(
+    prepared: common.Prepared, plan: _Plan, log: prompt_log.PromptLog
+) -> None:
+  """Decodes the batches that are left and keeps what each brought."""
+  before, total = log.num_done, len(prepared.batches)
+  started = time.perf_counter()
+  for index in log.left:
+    runs = measure.of_batch(
+        prepared, list(plan.settings.values()), index, repeats=plan.repeats
+    )
+    log.add(_records(prepared, plan, index, runs))
+    elapsed = time.perf_counter() - started
+    done = report.progress(index + 1, total, elapsed, 'batch', before=before)
+    logging.info('%s', done)
+
+
+def _records(
+    prepared: common.Prepared,
+    plan: _Plan,
+    index: int,
+    runs: Sequence[Sequence[Generation]],
+) -> list[dict]:
+  """Returns the records of a batch, in the order in which it was decoded."""
+  batch = prepared.batches[index]
+  return [
+      record
+      for repeat in range(plan.repeats)
+      for name, of_setting in zip(plan.settings, runs, strict=True)
+      for record in records.of_generation(
+          of_setting[repeat],
+          setting=name,
+          repeat=repeat,
+          batch=index,
+          first_prompt=index * len(prepared.batches[0]),
+          first_seed=prepared.decode_of(index).seed,
+          prompt_lens=[len(ids) for ids in batch],
+          texts=measure.texts_of(prepared, of_setting[repeat]),
+      )
+  ]
+
+
+def _foreseen(log: prompt_log.PromptLog) -> predictions.Foreseen | None:
+  found = log.facts.get('foreseen')
+  return predictions.from_json(found) if found else None
+
+
+def _rows(
+    config: config_dict.ConfigDict,
+    prepared: common.Prepared,
+    plan: _Plan,
+    log: prompt_log.PromptLog,
+) -> list[dict]:
+  """Returns a result object a setting, from what was kept."""
+  foreseen, floor_ms = _foreseen(log), log.facts['floor_ms']
   shared = {
       'row/sampler': sampler_name(config),
       'row/prompts': pathlib.Path(config.data.prompts).name.split('.')[0],
       'row/batch': config.decode.batch_size,
-      'time/compile_s': compile_s,
-      'compile/count': warm.count,
-      'compile/count_after_warm_up': later.count,
-  }
-  rows = [
-      measure.row_of(prepared, drafter, runs[0], runs[i], name=name)
-      | retrieved.keys(prepared, drafter, runs[i])
-      | shared
-      for i, (name, drafter) in enumerate(settings.items())
-  ]
-  for name, row in zip(settings, rows, strict=True):
-    if foreseen and name in predicted:
-      row |= foreseen.keys(predicted.index(name), row)
-  rows[0]['decode/bandwidth_floor_ms'] = _floor_ms(prepared)
-  for row in rows:
-    prepared.workdir.metric(row)
-  found = results.environment(prepared.model) | {'rows': rows}
-  prepared.workdir.finish(found)
-  said = f'{measure.table(rows)}\n{_sentences(rows[1:], predicted, foreseen)}'
-  results.write_text(prepared.workdir.path / 'results.md', said)
-  results.say(said)
-  return TaskResult(found)
+  } | {k: v for k, v in log.facts.items() if '/' in k}
+  plain = records.medians_of(log.records, common.PLAIN)
+  rows = []
+  for name, drafter in plan.settings.items():
+    repeats = records.repeats_of(log.records, name)
+    runs = [metrics.median_run(of_batch) for of_batch in repeats]
+    row = measure.row_of(prepared, drafter, plain, runs, name=name)
+    row |= metrics.sequence_times(repeats) | metrics.loop_times(runs)
+    row |= retrieved.keys(prepared, drafter, runs) | shared
+    row |= explain.floor_keys(row, floor_ms=floor_ms)
+    if not drafter.is_plain:
+      row |= metrics.intervals(plain, runs)
+    if foreseen and name in plan.predicted:
+      index = plan.predicted.index(name)
+      row |= foreseen.keys(index, row)
+      row |= benchmark_report.explained(
+          row, foreseen, index, runs, dtype=prepared.model.precision.dtype
+      )
+    rows.append(row)
+  rows[0]['decode/bandwidth_floor_ms'] = floor_ms
+  return rows
 
 
 def _is_predicted(drafter: DrafterConfig) -> bool:
@@ -186,21 +323,6 @@ def _prompts(
     return config_lib.load_prompts(config), ()
   split = config_lib.load_split(config)
   return split.timed, split.calibration
-
-
-def _sentences(
-    rows: Sequence[dict],
-    predicted: Sequence[str],
-    foreseen: predictions.Foreseen | None,
-) -> str:
-  """Returns lines on every setting: why it is fast, and what was foreseen."""
-  lines = []
-  for row in rows:
-    lines += [measure.reason(row), *retrieved.sentences(row)]
-    if foreseen and row['row/name'] in predicted:
-      best = foreseen.best[predicted.index(row['row/name'])]
-      lines.append(predict.verdict(row, most=best.most))
-  return ''.join(f'{line}\n' for line in lines)
 
 
 def _floor_ms(prepared: common.Prepared) -> float:

@@ -29,14 +29,14 @@ class Prepared:
     prompts: as read.
     batches: token ids of the prompts, batch by batch.
     calibration: of prompts that are not timed but predicted from.
-    workdir: where results go.
+    workdir: where results go; None before it is made.
   """
 
   model: api.LanguageModel
   decode: DecodeConfig
   prompts: Sequence[Prompt]
   batches: Sequence[Sequence[Sequence[int]]]
-  workdir: results.Workdir
+  workdir: results.Workdir | None
   calibration: Sequence[Sequence[Sequence[int]]] = ()
 
   def decode_of(self, index: int) -> DecodeConfig:
@@ -60,9 +60,7 @@ def prepare(
     calibration: Sequence[Prompt] = (),
     drafters: Mapping[str, DrafterConfig] | None = None,
 ) -> Prepared:
-  """Opens the models, encodes the prompts, reads the weights.
-
-  The workdir comes last: what is wrong leaves none behind.
+  """Does what `open_run` and `load` do.
 
   Args:
     config: of the run.
@@ -79,6 +77,31 @@ def prepare(
     UserError: For anything wrong with config, models, prompts or the workdir;
       nothing has been written then.
   """
+  opened = open_run(config, prompts, calibration=calibration, drafters=drafters)
+  return load(opened, config, path)
+
+
+def open_run(
+    config: config_dict.ConfigDict,
+    prompts: Sequence[Prompt],
+    *,
+    calibration: Sequence[Prompt] = (),
+    drafters: Mapping[str, DrafterConfig] | None = None,
+) -> Prepared:
+  """Opens the models and encodes the prompts.
+
+  Args:
+    config: of the run.
+    prompts: what to answer.
+    calibration: see `prepare`.
+    drafters: see `prepare`.
+
+  Returns:
+    The Prepared run, without weights and workdir.
+
+  Raises:
+    UserError: For anything wrong with config, models or prompts.
+  """
   run_config = config_lib.parse(config)
   model = run_config.open_model()
   for setting, drafter in (drafters or {}).items():
@@ -92,9 +115,6 @@ def prepare(
       for p in (*prompts, *calibration)
   ]
   model.check(ids, [decode] * len(ids))
-  model.load_weights()
-  # A host that cannot go on ends them all before anything is written.
-  hosts.agree(ids, name='prompts')
   size, num = run_config.batch_size, len(prompts)
   return Prepared(
       model=model,
@@ -102,8 +122,32 @@ def prepare(
       prompts=prompts,
       batches=_batches(ids[:num], size),
       calibration=_batches(ids[num:], size),
-      workdir=results.Workdir(path, config),
+      workdir=None,
   )
+
+
+def load(
+    run: Prepared, config: config_dict.ConfigDict, path: pathlib.Path
+) -> Prepared:
+  """Reads the weights and makes the workdir.
+
+  The workdir comes last: what is wrong leaves none behind.
+
+  Args:
+    run: that was opened.
+    config: of the run.
+    path: of the workdir.
+
+  Returns:
+    The Prepared run.
+
+  Raises:
+    UserError: For anything wrong with weights or workdir.
+  """
+  run.model.load_weights()
+  # A host that cannot go on ends them all before anything is written.
+  hosts.agree([run.batches, run.calibration], name='prompts')
+  return dataclasses.replace(run, workdir=results.Workdir(path, config))
 
 
 def _batches(

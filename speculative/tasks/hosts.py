@@ -184,6 +184,25 @@ def agree(value: Any, *, name: str) -> None:
     )
 
 
+def share(text: str) -> str:
+  """Returns what host 0 says, on every host.
+
+  Args:
+    text: of this host; it counts on host 0 alone.
+  """
+  if jax.process_count() == 1:
+    return text
+  data = np.frombuffer(text.encode(), np.uint8)
+  size = multihost_utils.broadcast_one_to_all(np.int32(len(data)))
+  if not size:
+    return ''
+  buffer = np.zeros(int(size), np.uint8)
+  if jax.process_index() == 0:
+    buffer[:] = data
+  shared = np.asarray(multihost_utils.broadcast_one_to_all(buffer))
+  return shared.astype(np.uint8).tobytes().decode()
+
+
 def _platforms() -> str:
   """Returns the platforms jax may use, '' for any."""
   return jax.config.jax_platforms or ''

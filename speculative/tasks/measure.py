@@ -9,9 +9,77 @@ from absl import logging
 from speculative.bench import compare
 from speculative.bench import metrics
 from speculative.bench import report
+from speculative.decoding.engine import OnTokens
 from speculative.decoding.generation import Generation
 from speculative.drafting.config import DrafterConfig
 from speculative.tasks import common
+from speculative.tokenizer.text_stream import TextStream
+
+
+def of_batch(
+    prepared: common.Prepared,
+    settings: Sequence[DrafterConfig],
+    index: int,
+    *,
+    repeats: int,
+) -> list[list[Generation]]:
+  """Decodes one batch with every setting in turn, again and again.
+
+  Args:
+    prepared: the run; every program is warm.
+    settings: drafters to set side by side.
+    index: of the batch.
+    repeats: how often each setting decodes it.
+
+  Returns:
+    For every setting, its runs in order.
+  """
+  batch = prepared.batches[index]
+  decode = dataclasses.replace(prepared.decode_of(index), rounds_per_call=0)
+  runs: list[list[Generation]] = [[] for _ in settings]
+  for _ in range(repeats):
+    for i, drafter in enumerate(settings):
+      engine = prepared.model.engine(drafter)
+      ends = watch(prepared, len(batch))
+      runs[i].append(engine.generate(batch, decode, **ends))
+  return runs
+
+
+def watch(prepared: common.Prepared, num_rows: int) -> dict[str, OnTokens]:
+  """Returns the argument of a decoding that ends rows at stop strings.
+
+  Args:
+    prepared: the run.
+    num_rows: of the batch.
+
+  Returns:
+    Nothing where there are no stop strings.
+  """
+  stops = prepared.decode.stop_strings
+  if not stops:
+    return {}
+  tokenizer = prepared.model.tokenizer
+  streams = [TextStream(tokenizer, stops) for _ in range(num_rows)]
+
+  def on_tokens(row: int, new: list[int]) -> int | None:
+    streams[row].push(new)
+    return streams[row].num_tokens if streams[row].has_ended else None
+
+  return {'on_tokens': on_tokens}
+
+
+def texts_of(prepared: common.Prepared, generation: Generation) -> list[str]:
+  """Returns what a batch says, cut before stop strings.
+
+  Args:
+    prepared: the run.
+    generation: of a batch.
+  """
+  texts = []
+  for ids in generation.token_ids:
+    stream = TextStream(prepared.model.tokenizer, prepared.decode.stop_strings)
+    texts.append(stream.push(ids) + stream.flush())
+  return texts
 
 
 def interleaved(
@@ -32,13 +100,8 @@ def interleaved(
   """
   medians: list[list[Generation]] = [[] for _ in settings]
   started = time.perf_counter()
-  for index, batch in enumerate(prepared.batches):
-    decode = dataclasses.replace(prepared.decode_of(index), rounds_per_call=0)
-    runs: list[list[Generation]] = [[] for _ in settings]
-    for _ in range(repeats):
-      for i, drafter in enumerate(settings):
-        engine = prepared.model.engine(drafter)
-        runs[i].append(engine.generate(batch, decode))
+  for index in range(len(prepared.batches)):
+    runs = of_batch(prepared, settings, index, repeats=repeats)
     for i, of_setting in enumerate(runs):
       medians[i].append(metrics.median_run(of_setting))
     elapsed = time.perf_counter() - started
@@ -131,8 +194,16 @@ def table(rows: Sequence[dict]) -> str:
             row['decode/tokens_per_s'],
             row['decode/tokens_per_round'],
             row.get('decode/acceptance_rate', ''),
-            row.get('speedup/measured', 1.0),
+            _speedup(row),
             {None: '', True: 'yes', False: 'no'}[equal],
         ]
     )
   return report.table(header, cells) + '\n'
+
+
+def _speedup(row: dict) -> str:
+  """Returns a speed-up with its interval, where there is one."""
+  said = f'{row.get("speedup/measured", 1.0):.2f}'
+  if row.get('speedup/low') is None:
+    return said
+  return f'{said} ({row["speedup/low"]:.2f}-{row["speedup/high"]:.2f})'

@@ -25,6 +25,7 @@ from speculative.drafting.hybrid import Hybrid
 from speculative.drafting.lookup import Lookup
 from speculative.drafting.retrieval import Retrieval
 from speculative.tasks import common
+from speculative.tasks import measure
 
 # Texts that are searched for in one call.
 _FOUND_AT_ONCE = 16
@@ -46,6 +47,10 @@ class Foreseen:
   best: Sequence[Best]
   num_timed: int
 
+  def as_json(self) -> dict[str, Any]:
+    """Returns what `from_json` takes."""
+    return dataclasses.asdict(self)
+
   def keys(self, index: int, row: dict) -> dict[str, object]:
     """Returns the result keys of a setting.
 
@@ -60,6 +65,20 @@ class Foreseen:
         measured=row['speedup/measured'],
         num_timed=self.num_timed,
     )
+
+
+def from_json(found: dict[str, Any]) -> Foreseen:
+  """Returns what `Foreseen.as_json` was called on.
+
+  Args:
+    found: as JSON gives it back.
+  """
+  return Foreseen(
+      times=[Times(**fields) for fields in found['times']],
+      acceptance=[Acceptance(**fields) for fields in found['acceptance']],
+      best=[Best(**fields) for fields in found['best']],
+      num_timed=found['num_timed'],
+  )
 
 
 def foresee(
@@ -220,5 +239,6 @@ def _decode_aside(
     # Seeds go on where those of the timed prompts end.
     seed = prepared.decode.seed + first + index * size
     decode = dataclasses.replace(prepared.decode, seed=seed, rounds_per_call=0)
-    generations.append(engine.generate(batch, decode))
+    ends = measure.watch(prepared, len(batch))
+    generations.append(engine.generate(batch, decode, **ends))
   return generations

@@ -27,6 +27,7 @@ from speculative.models.draft import DraftModel
 # config.
 _RESULTS = (
     'results.json',
+    'results.csv',
     'results.md',
     'outputs.jsonl',
     'collect.md',
@@ -51,8 +52,15 @@ class TaskResult:
 
 
 @contextlib.contextmanager
-def _writing(path: pathlib.Path) -> Iterator[None]:
-  """Turns what the file system refuses into the user's error."""
+def writing(path: pathlib.Path) -> Iterator[None]:
+  """Turns what the file system refuses into the user's error.
+
+  Args:
+    path: of what is written.
+
+  Raises:
+    UserError: Naming the path.
+  """
   try:
     yield
   except OSError as error:
@@ -90,7 +98,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
   if not is_first_host():
     return
   beside = path.with_name(f'.{path.name}.{os.getpid()}')
-  with _writing(path):
+  with writing(path):
     try:
       beside.write_text(text, encoding='utf-8')
       os.replace(beside, path)
@@ -138,7 +146,7 @@ class Workdir:
     if not is_first_host():
       return
     try:
-      with _writing(path):
+      with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         for name in _RESULTS:
           (path / name).unlink(missing_ok=True)
@@ -155,7 +163,7 @@ class Workdir:
       return
     row = {'time/elapsed_s': round(time.time() - self._started, 3), **values}
     line = json.dumps(row, allow_nan=False) + '\n'
-    with _writing(self._metrics):
+    with writing(self._metrics):
       with self._metrics.open('a', encoding='utf-8') as file:
         file.write(line)
 

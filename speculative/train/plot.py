@@ -19,20 +19,20 @@ def is_available() -> bool:
   return importlib.util.find_spec('matplotlib') is not None
 
 
-def check(wanted: str) -> None:
+def check(wanted: str, *, field: str = 'config.train.plot') -> None:
   """Refuses a plot that could not be drawn.
 
   Args:
     wanted: 'yes', 'no' or 'auto'.
+    field: of the config that says so.
 
   Raises:
     UserError: If it is wanted and matplotlib is absent.
   """
   if wanted == 'yes' and not is_available():
     raise UserError(
-        "config.train.plot is 'yes', but matplotlib is not installed; install "
-        "the extra 'train' (pip install 'speculative[train]'), or set it to "
-        "'no'."
+        f"{field} is 'yes', but matplotlib is not installed; install the extra "
+        "'train' (pip install 'speculative[train]'), or set it to 'no'."
     )
 
 

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -166,3 +168,40 @@ def test_where_every_batch_has_a_loop_nothing_is_left():
       'speedup/measured_no_loops': None,
       'decode/tokens_per_round_no_loops': None,
   }
+
+
+def test_percentiles_are_over_all_runs_of_all_rows():
+  short = _generation([[1], [2]], rounds=[1, 1], decode_s=1.0)
+  runs = [dataclasses.replace(short, decode_s=float(s)) for s in range(1, 12)]
+  found = metrics.sequence_times([runs[:5], runs[5:]])
+  assert found['decode/sequence_p50_s'] == 6.0
+  seconds = [s for s in range(1, 12) for _ in range(2)]
+  assert found['decode/sequence_p90_s'] == np.percentile(seconds, 90)
+  assert found['decode/sequence_p99_s'] == np.percentile(seconds, 99)
+
+
+def test_128_tokens_are_timed_a_row_and_a_round_a_batch():
+  # Ten tokens in 1 s and two in 1 s, and two rows of four in 1 s.
+  both = _generation([[1] * 4, [2] * 4], rounds=[4, 2], decode_s=1.0)
+  found = metrics.loop_times([_FAST, _SLOW, both])
+  times = [12.8, 64.0, 32.0]
+  assert found['decode/tokens_128_s'] == pytest.approx(np.mean(times))
+  assert found['decode/tokens_128_deviation_s'] == pytest.approx(
+      np.std(times, ddof=1)
+  )
+  assert found['decode/round_ms'] == pytest.approx(3000 / (4 + 2 + 4))
+  assert metrics.loop_times([_FAST])['decode/tokens_128_deviation_s'] is None
+
+
+def test_intervals_are_paired_and_hold_the_estimate():
+  plain = [
+      dataclasses.replace(g, decode_s=2 * g.decode_s) for g in (_FAST, _SLOW)
+  ]
+  found = metrics.intervals(plain, [_FAST, _SLOW])
+  # Every prompt was decoded in half the time, however long it took.
+  assert found['speedup/low'] == pytest.approx(2.0)
+  assert found['speedup/high'] == pytest.approx(2.0)
+  # Drawn twice, the one has 6 of 7 accepted and the other 0 of 1.
+  assert found['decode/acceptance_low'] == 0.0
+  assert found['decode/acceptance_high'] == pytest.approx(6 / 7)
+  assert set(metrics.intervals([_FAST], [_FAST]).values()) == {None}

@@ -12,6 +12,7 @@ from speculative.retrieval import datastore
 from speculative.retrieval.datastore import Facts
 from speculative.tasks import benchmark
 from speculative.tasks import measure
+from speculative.train import plot
 
 # Prompts of two buckets; the last two are set aside.
 _TEXTS = ('abcab', 'abc ' * 10, 'cab ' * 9, 'bac')
@@ -32,6 +33,14 @@ _ROW_KEYS = {
     'time/compile_s',
     'compile/count',
     'compile/count_after_warm_up',
+    'decode/sequence_p50_s',
+    'decode/sequence_p90_s',
+    'decode/sequence_p99_s',
+    'decode/tokens_128_s',
+    'decode/tokens_128_deviation_s',
+    'decode/round_ms',
+    'decode/times_floor',
+    'decode/beats_floor',
 }
 _DRAFT_KEYS = {
     'decode/acceptance_rate',
@@ -44,6 +53,10 @@ _DRAFT_KEYS = {
     'decode/tokens_per_round_no_loops',
     'lossless/greedy_equal',
     'lossless/unequal_prompts',
+    'speedup/low',
+    'speedup/high',
+    'decode/acceptance_low',
+    'decode/acceptance_high',
 }
 _PREDICTION_KEYS = {
     'time/draft_frac',
@@ -66,6 +79,7 @@ _PREDICTION_KEYS = {
     'speedup/predicted_iid_error',
     'speedup/best_predicted',
 }
+_EXPLAINED_KEYS = {'speedup/oracle', 'speedup/reason'}
 
 
 @pytest.fixture
@@ -91,7 +105,11 @@ def test_rows_have_the_documented_keys_and_nothing_compiles_when_timed(
   found = run({'decode.num_draft_tokens': 3}).results
   plain, lookup = found['rows']
   assert set(plain) == _ROW_KEYS | {'decode/bandwidth_floor_ms'}
-  assert set(lookup) == _ROW_KEYS | _DRAFT_KEYS | _PREDICTION_KEYS
+  assert set(lookup) == (
+      _ROW_KEYS | _DRAFT_KEYS | _PREDICTION_KEYS | _EXPLAINED_KEYS
+  )
+  assert lookup['speedup/low'] <= lookup['speedup/high']
+  assert lookup['speedup/oracle'] >= lookup['speedup/measured']
   assert {k for k in found if not k.startswith('env/')} == {'rows'}
   assert (plain['row/name'], lookup['row/name']) == ('plain', 'lookup 3')
   for row in (plain, lookup):
@@ -115,8 +133,36 @@ def test_rows_have_the_documented_keys_and_nothing_compiles_when_timed(
   table = (path / 'results.md').read_text()
   assert capsys.readouterr().out.strip() == table.strip()
   assert table.splitlines()[-1].startswith('lookup 3, J = 3: predicted ')
+  header, *csv = (path / 'results.csv').read_text().splitlines()
+  assert set(header.split(',')) == set(plain) | set(lookup)
+  assert len(csv) == 2
+  assert (path / 'plot.png').exists() == plot.is_available()
+  _check_records(path, found['rows'])
   _check_prediction(lookup)
   assert len(lookup['decode/verify_costs']) == 4
+
+
+def _check_records(path, rows):
+  lines = (path / 'prompts.jsonl').read_text().split('\n')[:-1]
+  records = [json.loads(line) for line in lines]
+  # Two prompts, two runs of each with two settings, in turn.
+  assert [(r['prompt'], r['repeat'], r['setting']) for r in records] == [
+      (prompt, repeat, setting)
+      for prompt in range(2)
+      for repeat in range(2)
+      for setting in ('plain', 'lookup 3')
+  ]
+  for record in records:
+    assert sum(record['round_tokens']) == record['new_tokens'] == 16
+    assert len(record['round_tokens']) == record['rounds']
+    assert record['token_ids'] == records[4 * record['prompt']]['token_ids']
+    assert record['seed'] == record['prompt']
+  assert records[0]['text'] == records[1]['text'] != records[4]['text']
+  for row in rows:
+    of_row = [r for r in records if r['setting'] == row['row/name']]
+    seconds = [r['decode_s'] for r in of_row]
+    assert row['decode/sequence_p99_s'] == np.percentile(seconds, 99)
+    assert row['decode/tokens'] == 2 * 16
 
 
 @pytest.mark.slow
@@ -316,7 +362,7 @@ def test_settings_are_measured_over_what_was_loaded_once(run, write_store):
 def test_prompts_that_are_timed_are_not_those_predicted_from(run, monkeypatch):
   seen = {'calibration': [], 'timed': []}
   part = 'calibration'
-  generate, interleaved = Engine.generate, measure.interleaved
+  generate, of_batch = Engine.generate, measure.of_batch
 
   def record(self, prompts, config, **kwargs):
     seen[part].extend(bytes(ids) for ids in prompts)
@@ -325,10 +371,10 @@ def test_prompts_that_are_timed_are_not_those_predicted_from(run, monkeypatch):
   def timed(*args, **kwargs):
     nonlocal part
     part = 'timed'
-    return interleaved(*args, **kwargs)
+    return of_batch(*args, **kwargs)
 
   monkeypatch.setattr(Engine, 'generate', record)
-  monkeypatch.setattr(measure, 'interleaved', timed)
+  monkeypatch.setattr(measure, 'of_batch', timed)
   texts = ('abcab', 'xyxy', 'cbacb', 'yxyx')
   run({'decode.num_draft_tokens': 3, 'bench.repeats': 1}, texts=texts)
   assert {ids[-4:] for ids in seen['timed']} == {b'bcab', b'xyxy'}

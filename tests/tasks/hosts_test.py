@@ -89,3 +89,25 @@ def test_hosts_with_other_prompts_are_refused(monkeypatch, other):
     return
   with pytest.raises(UserError, match='prompts of host 1 are not those'):
     hosts.agree([[1, 2]], name='prompts')
+
+
+def test_one_host_shares_its_text_with_itself():
+  assert hosts.share('é\u2028') == 'é\u2028'
+
+
+@pytest.mark.parametrize('host', [0, 1])
+def test_all_hosts_have_the_text_of_the_first(monkeypatch, host):
+  first = 'é' * 1000
+  data = np.frombuffer(first.encode(), np.uint8)
+  values = iter([np.int32(len(data)), data])
+
+  def broadcast(mine):
+    value = next(values)
+    if host == 0:
+      np.testing.assert_array_equal(mine, value)
+    return value
+
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  monkeypatch.setattr(jax, 'process_index', lambda: host)
+  monkeypatch.setattr(hosts.multihost_utils, 'broadcast_one_to_all', broadcast)
+  assert hosts.share('' if host else first) == first

@@ -8,6 +8,7 @@ from speculative.decoding.generation import Generation
 from speculative.drafting.config import DrafterConfig
 from speculative.tasks import common
 from speculative.tasks import measure
+from speculative.tokenizer import byte_level
 
 _PLAIN = DrafterConfig('lookup', num_draft_tokens=0)
 _LOOKUP = DrafterConfig('lookup', num_draft_tokens=2)
@@ -37,7 +38,7 @@ def _prepared(generate, batches, **decode) -> common.Prepared:
 
   def engine(drafter):
     return types.SimpleNamespace(
-        generate=lambda batch, config: generate(drafter, batch, config)
+        generate=lambda *args, **kwargs: generate(drafter, *args, **kwargs)
     )
 
   return common.Prepared(
@@ -167,3 +168,29 @@ def test_reason_says_what_a_round_costs_and_brings(speedup, verdict):
   said = measure.reason(row)
   assert f'costs {2.0 / speedup:.2f} plain passes and brings 2.00' in said
   assert said.endswith(verdict)
+
+
+def test_an_interval_stands_beside_its_speed_up():
+  plain = [_generation([[1, 2]], 1.0)]
+  row = _row(_LOOKUP, plain, [_generation([[1, 2]], 0.5, tested=1)])
+  row |= {'speedup/low': 1.5, 'speedup/high': 2.504}
+  assert '2.00 (1.50-2.50)' in measure.table([row])
+  row |= {'speedup/low': None, 'speedup/high': None}
+  assert '(' not in measure.table([row])
+
+
+def test_rows_end_at_stop_strings_and_texts_before_them():
+  seen = []
+
+  def generate(drafter, batch, config, on_tokens):
+    del drafter, config
+    for row in range(len(batch)):
+      seen.append([on_tokens(row, list(b'ab')), on_tokens(row, list(b'c'))])
+    return _generation([list(b'abc'), list(b'a')], 1.0)
+
+  prepared = _prepared(generate, ['AB'], stop_strings=('bc',))
+  prepared.model.tokenizer = byte_level.ByteTokenizer()
+  ((generation,),) = measure.of_batch(prepared, [_LOOKUP], 0, repeats=1)
+  # The third token completes it, in either row.
+  assert seen == [[None, 3], [None, 3]]
+  assert measure.texts_of(prepared, generation) == ['a', 'a']

@@ -1,4 +1,7 @@
+import json
+
 from speculative.bench.predict import Acceptance
+from speculative.bench.predict import Best
 from speculative.bench.predict import Times
 from speculative.drafting.config import DrafterConfig
 from speculative.tasks import predictions
@@ -42,3 +45,16 @@ def test_the_best_length_is_that_of_the_same_drafter():
   # What drafts nothing right is not worth a token, whatever others get.
   assert [b.num_draft_tokens for b in best] == [4, 0, 4]
   assert [b.most for b in best] == [4, 8, 4]
+
+
+def test_what_was_foreseen_comes_back_from_json():
+  foreseen = predictions.Foreseen(
+      times=[_times(2)],
+      acceptance=[_acceptance(0.1 + 0.2, 2)],
+      best=[Best(num_draft_tokens=1, speedup=1.5, most=2)],
+      num_timed=3,
+  )
+  assert (
+      predictions.from_json(json.loads(json.dumps(foreseen.as_json())))
+      == foreseen
+  )

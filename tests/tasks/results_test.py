@@ -97,8 +97,8 @@ def test_metrics_are_appended_a_line_each(tmp_path, get_config):
 def test_results_of_an_earlier_run_do_not_stay_beside_a_new_config(
     tmp_path, get_config
 ):
-  reports = ('results.md', 'plan.md', 'verify.md')
-  names = ('results.json', 'outputs.jsonl', 'metrics.jsonl', *reports)
+  reports = ('outputs.jsonl', 'results.md', 'plan.md', 'verify.md')
+  names = ('results.json', 'results.csv', 'metrics.jsonl', *reports)
   for name in (*names, 'notes.txt'):
     (tmp_path / name).write_text('old')
   results.Workdir(tmp_path, get_config())
