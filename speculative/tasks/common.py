@@ -88,7 +88,7 @@ def prepare(
       raise UserError(f'the setting {setting!r}: {error}') from error
   decode = run_config.decode_for(model)
   ids = [
-      model.encode(p.text, chat_template=p.chat_template)
+      model.encode(p.said, chat_template=p.chat_template)
       for p in (*prompts, *calibration)
   ]
   model.check(ids, [decode] * len(ids))
