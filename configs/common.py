@@ -433,5 +433,6 @@ def get_benchmark(task_set: str, variant: str) -> config_dict.ConfigDict:
   config.drafter.kind = 'lookup'
   config.decode.max_new_tokens = 16
   config.data.num_shots = 0
-  config.bench.calibration_prompts = 2
+  config.data.num_prompts = 2
+  config.bench.calibration_prompts = 0
   return config

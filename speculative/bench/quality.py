@@ -295,18 +295,20 @@ def _of_translations(
 
   stats_PN = np.array(
       [
-          np.mean([counts(row['target'], t) for t in of_row], axis=0)
+          np.sum([counts(row['target'], t) for t in of_row], axis=0)
           for row, of_row in zip(rows, samples, strict=True)
       ]
   )
 
   def bleu(total_N: np.ndarray) -> float:
-    order = (len(total_N) - 2) // 2
+    # It writes them out as whole numbers.
+    *pairs, sys_len, ref_len = map(int, total_N)
+    order = len(pairs) // 2
     return BLEU.compute_bleu(
-        correct=list(total_N[:order]),
-        total=list(total_N[order:-2]),
-        sys_len=total_N[-2],
-        ref_len=total_N[-1],
+        correct=pairs[:order],
+        total=pairs[order:],
+        sys_len=sys_len,
+        ref_len=ref_len,
     ).score
 
   return _keys('bleu', interval(stats_PN, bleu, seed=seed))

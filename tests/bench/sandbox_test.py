@@ -334,9 +334,10 @@ assert __name__ != '__main__'
   assert (outcome.verdict, outcome.reason) == ('passed', '')
 
 
-def test_a_process_that_cannot_start_is_no_verdict():
+def test_a_process_that_cannot_start_is_no_verdict(monkeypatch, tmp_path):
+  monkeypatch.setattr(sandbox, '_CHILD', tmp_path / 'no.py')
   with pytest.raises(RuntimeError, match='before it started; raise the limits'):
-    _run('pass', limits=Limits(wall_s=120.0, memory_bytes=1))
+    _run('pass')
 
 
 def test_no_descriptors_are_left_open():
