@@ -39,7 +39,8 @@ class Limits:
   """What a program may use.
 
   Attributes:
-    wall_s: seconds until it is ended.
+    wall_s: seconds until it is ended, a few times cpu_s, so that a busy machine
+      changes no verdict.
     cpu_s: seconds of CPU time until it is ended.
     memory_bytes: of its address space.
     file_bytes: of each file.
@@ -47,8 +48,8 @@ class Limits:
     num_processes: of the user who runs it; none may be started beyond.
   """
 
-  wall_s: float = 10.0
-  cpu_s: int = 5
+  wall_s: float = 30.0
+  cpu_s: int = 10
   memory_bytes: int = 1 << 30
   file_bytes: int = 1 << 20
   num_files: int = 32
