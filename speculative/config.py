@@ -15,6 +15,7 @@ from ml_collections import config_dict
 
 from speculative import api
 from speculative.bench import prompts
+from speculative.bench import task_sets
 from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
 from speculative.drafting.retrieval_config import RetrievalConfig
@@ -192,12 +193,16 @@ def load_prompts(config: config_dict.ConfigDict) -> list[prompts.Prompt]:
   """Returns the prompts that config.data names.
 
   Raises:
-    UserError: If the file is absent or holds none.
+    UserError: If the file is absent, holds none, or is not of the task set.
   """
   data = config.data
   num_prompts = _at_least('data.num_prompts', data.num_prompts, 0)
-  found = prompts.load(
+  found = task_sets.load(
       data.prompts,
+      task_set=data.task_set,
+      group=data.group,
+      turn=data.turn,
+      num_shots=data.num_shots,
       num_prompts=0,
       prompt_format=_one_of('data.format', data.format, prompts.FORMATS),
   )

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import itertools
 
 from speculative import sharding
 from speculative.checkpoints import pretrained
@@ -235,11 +236,14 @@ class LanguageModel:
       return DraftModel(self._draft.config, self._draft_precision, **settings)
     return Transformer(self._draft_config, self._draft_precision, **settings)
 
-  def encode(self, prompt: str, *, chat_template: str = 'auto') -> list[int]:
+  def encode(
+      self, prompt: str | Sequence[str], *, chat_template: str = 'auto'
+  ) -> list[int]:
     """Returns the token ids of a prompt.
 
     Args:
-      prompt: text of the user.
+      prompt: text of the user; or a conversation, the user and the model in
+        turn, of which the user says the last.
       chat_template: 'yes' puts the prompt into the checkpoint's template as
         the user's turn, 'no' leaves it as it is, 'auto' uses the template if
         there is one.
@@ -255,14 +259,19 @@ class LanguageModel:
           f"chat_template is {chat_template!r}; it needs to be 'auto', 'yes' "
           "or 'no'."
       )
-    if not prompt:
+    turns = [prompt] if isinstance(prompt, str) else list(prompt)
+    if not turns or not turns[-1]:
       raise UserError('the prompt is empty; give some text to go on from.')
     wanted = chat_template == 'yes' or (
         chat_template == 'auto' and self.tokenizer.chat_template is not None
     )
     if not wanted:
-      return base.encode_prompt(self.tokenizer, prompt)
-    messages = [{'role': 'user', 'content': prompt}]
+      return base.encode_prompt(self.tokenizer, '\n\n'.join(turns))
+    roles = itertools.cycle(('user', 'assistant'))
+    messages = [
+        {'role': role, 'content': text}
+        for role, text in zip(roles, turns, strict=False)
+    ]
     text = chat.render_for(self.tokenizer, messages)
     return base.encode_prompt(self.tokenizer, text)
 

@@ -315,6 +315,20 @@ def test_the_template_is_used_where_there_is_one_unless_forbidden(unread):
   assert bytes(unread.encode('hi', chat_template='no')) == b'hi'
 
 
+def test_a_conversation_is_the_user_and_the_model_in_turn(unread):
+  said = ('hi', 'hello', 'how?')
+  assert bytes(unread.encode(said)) == b'hi\n\nhello\n\nhow?'
+  unread.tokenizer.chat_template = (
+      '{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}'
+  )
+  expected = b'<user>hi<assistant>hello<user>how?'
+  assert bytes(unread.encode(said)) == expected
+  assert bytes(unread.encode(['hi'])) == bytes(unread.encode('hi'))
+  for empty in ((), ('hi', 'hello', '')):
+    with pytest.raises(UserError, match='the prompt is empty'):
+      unread.encode(empty)
+
+
 def test_ids_of_a_padded_head_are_left_out_of_the_text(unread):
   assert unread.decode([97, 256, 300, 98]) == 'ab'
 

@@ -201,6 +201,21 @@ def test_a_stride_times_one_half_and_predicts_from_the_other(get_config):
   assert [p.text for p in split.calibration] == texts[1::2]
 
 
+def test_prompts_of_a_task_set_bring_their_rows(get_config):
+  fields = {
+      'data.task_set': 'spec_bench',
+      'data.group': 'mt_bench',
+      'data.turn': 'second',
+  }
+  (found,) = config_lib.load_prompts(get_config(fields))
+  assert found.group == 'mt_bench'
+  assert found.next_turns
+  assert found.row['category'] == 'writing'
+  fields = {'data.task_set': 'gsm8k', 'data.num_shots': 2}
+  found = config_lib.load_prompts(get_config(fields))
+  assert found[0].text.count('Answer:') == 3
+
+
 def test_a_workdir_that_could_be_made_is_not_made(tmp_path, monkeypatch):
   wanted = tmp_path / 'a' / 'b'
   assert config_lib.check_workdir(str(wanted)) == wanted

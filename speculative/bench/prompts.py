@@ -1,5 +1,6 @@
 """Prompts to measure with, from a JSONL file or a few of our own."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import gzip
@@ -44,10 +45,25 @@ class Prompt:
     text: what the user says, or the text to go on from.
     chat_template: 'auto' to put it into the checkpoint's template if there is
       one, 'no' to leave it as it is.
+    group: of its task set that it belongs to; '' where there are none.
+    history: what was said before, the user and the model in turn.
+    next_turns: what the user says after the answer, see `task_sets.next_turn`.
+    row: of its task set, to score an answer by; None without a task set.
   """
 
   text: str
   chat_template: str
+  group: str = ''
+  history: tuple[str, ...] = ()
+  next_turns: tuple[str, ...] = ()
+  row: Mapping[str, object] | None = dataclasses.field(
+      default=None, compare=False, repr=False
+  )
+
+  @property
+  def said(self) -> str | tuple[str, ...]:
+    """What `LanguageModel.encode` takes: the text, after the history if any."""
+    return (*self.history, self.text) if self.history else self.text
 
 
 def parse(row: object, where: str, prompt_format: str) -> Prompt:

@@ -17,6 +17,7 @@ from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.tasks import hosts
 from speculative.tasks import results
+from speculative.tasks import turns
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,7 +98,8 @@ def open_run(
     drafters: see `prepare`.
 
   Returns:
-    The Prepared run, without weights and workdir.
+    The Prepared run without workdir; its weights are read where earlier turns
+    had to be answered.
 
   Raises:
     UserError: For anything wrong with config, models or prompts.
@@ -110,16 +112,23 @@ def open_run(
     except UserError as error:
       raise UserError(f'the setting {setting!r}: {error}') from error
   decode = run_config.decode_for(model)
-  ids = [
-      model.encode(p.text, chat_template=p.chat_template)
-      for p in (*prompts, *calibration)
-  ]
-  model.check(ids, [decode] * len(ids))
+  every = [*prompts, *calibration]
+  ids = _encode(model, every, decode)
+  if any(p.next_turns for p in every):
+    model.load_weights()
+    every = turns.answer_first(
+        model,
+        every,
+        decode,
+        drafter=plain(model.drafter),
+        batch_size=run_config.batch_size,
+    )
+    ids = _encode(model, every, decode)
   size, num = run_config.batch_size, len(prompts)
   return Prepared(
       model=model,
       decode=decode,
-      prompts=prompts,
+      prompts=every[:num],
       batches=_batches(ids[:num], size),
       calibration=_batches(ids[num:], size),
       workdir=None,
@@ -148,6 +157,15 @@ def load(
   # A host that cannot go on ends them all before anything is written.
   hosts.agree([run.batches, run.calibration], name='prompts')
   return dataclasses.replace(run, workdir=results.Workdir(path, config))
+
+
+def _encode(
+    model: api.LanguageModel, prompts: Sequence[Prompt], decode: DecodeConfig
+) -> list[list[int]]:
+  """Returns the ids of prompts that can be decoded."""
+  ids = [model.encode(p.said, chat_template=p.chat_template) for p in prompts]
+  model.check(ids, [decode] * len(ids))
+  return ids
 
 
 def _batches(

@@ -178,3 +178,13 @@ def test_a_text_that_is_timed_is_not_set_aside_as_well():
 def test_too_few_prompts_to_predict_from_are_refused(found):
   with pytest.raises(UserError, match='too few.*bench.calibration_prompts'):
     prompts.split(found, num_prompts=0, num_calibration=4)
+
+
+def test_what_was_said_before_goes_with_the_text():
+  assert Prompt('a', 'no').said == 'a'
+  assert Prompt('c', 'no', history=('a', 'b')).said == ('a', 'b', 'c')
+
+
+def test_prompts_are_the_same_whatever_their_rows_say():
+  assert Prompt('a', 'no', row={'x': 1}) == Prompt('a', 'no')
+  assert Prompt('a', 'no', history=('b', 'c')) != Prompt('a', 'no')
