@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import dataclasses
 import pathlib
 import time
+from typing import Any
 
 from absl import logging
 from ml_collections import config_dict
@@ -13,6 +14,7 @@ from speculative.bench import bandwidth
 from speculative.bench import compiles
 from speculative.bench import explain
 from speculative.bench import metrics
+from speculative.bench import quality
 from speculative.bench import records
 from speculative.bench import report
 from speculative.bench.prompts import Prompt
@@ -129,6 +131,7 @@ class _Plan:
 def _plan(config: config_dict.ConfigDict) -> _Plan:
   repeats = common.repeats(config)
   benchmark_report.check_plot(config.bench.plot)
+  quality.check(config.data.task_set, run_code=config.bench.run_code)
   settings = settings_of(config, config_lib.parse(config).drafter)
   predicted = [name for name in settings if _is_predicted(settings[name])]
   prompts, aside = _prompts(config, predicted)
@@ -186,6 +189,7 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
       found,
       plan.settings,
       foreseen=_foreseen(log),
+      note=quality.note(config.data.task_set, run_code=config.bench.run_code),
       plot=config.bench.plot,
       again='yes' if was_finished else 'no',
   )
@@ -290,6 +294,7 @@ def _rows(
     row |= metrics.sequence_times(repeats) | metrics.loop_times(runs)
     row |= retrieved.keys(prepared, drafter, runs) | shared
     row |= explain.floor_keys(row, floor_ms=floor_ms)
+    row |= _scores(config, prepared, log, name)
     if not drafter.is_plain:
       row |= metrics.intervals(plain, runs)
     if foreseen and name in plan.predicted:
@@ -301,6 +306,22 @@ def _rows(
     rows.append(row)
   rows[0]['decode/bandwidth_floor_ms'] = floor_ms
   return rows
+
+
+def _scores(
+    config: config_dict.ConfigDict,
+    prepared: common.Prepared,
+    log: prompt_log.PromptLog,
+    name: str,
+) -> dict[str, Any]:
+  """Returns how good a setting's answers are, if their set has a measure."""
+  answers = records.answers(log.records, name)
+  return quality.score(
+      config.data.task_set,
+      [prompt.row for prompt in prepared.prompts],
+      [answers[i] for i in range(len(prepared.prompts))],
+      run_code=config.bench.run_code,
+  )
 
 
 def _is_predicted(drafter: DrafterConfig) -> bool:

@@ -33,6 +33,9 @@ _TIMES = (
     ('with an oracle', 'speedup/oracle'),
 )
 
+# Of keys that say what answers are worth, with their intervals.
+_QUALITY = 'quality/'
+
 
 def check_plot(wanted: str) -> None:
   """Refuses a plot that could not be drawn.
@@ -102,6 +105,7 @@ def write(
     settings: Mapping[str, DrafterConfig],
     *,
     foreseen: Foreseen | None,
+    note: str,
     plot: str,
     again: str,
 ) -> None:
@@ -112,6 +116,7 @@ def write(
     found: the results.
     settings: drafters by the names of their rows, plain first.
     foreseen: of those with a prediction, if anything was predicted.
+    note: on what the answers are worth, or ''.
     plot: config.bench.plot.
     again: 'yes' where an earlier run had measured all there is.
   """
@@ -119,7 +124,7 @@ def write(
   for row in rows:
     workdir.metric(row)
   workdir.finish(found)
-  said = text(rows, foreseen)
+  said = text(rows, foreseen) + (f'{note}\n' if note else '')
   results.write_text(workdir.path / 'results.md', said)
   results.write_text(workdir.path / 'results.csv', report.csv(rows))
   _draw(workdir, found, settings, plot)
@@ -145,7 +150,24 @@ def text(rows: Sequence[dict[str, Any]], foreseen: Foreseen | None) -> str:
       for row in rows
   ]
   times = report.table(['setting', *header], cells)
-  return f'{measure.table(rows)}\n{times}\n\n{_sentences(rows, foreseen)}'
+  tables = f'{measure.table(rows)}\n{times}\n\n{_quality(rows)}'
+  return tables + _sentences(rows, foreseen)
+
+
+def _quality(rows: Sequence[dict[str, Any]]) -> str:
+  """Returns a table of what answers are worth, '' where nothing is known."""
+  names = [key for key in rows[0] if f'{key}_low' in rows[0]]
+  names = [key for key in names if key.startswith(_QUALITY)]
+  if not names:
+    return ''
+
+  def cell(row: dict[str, Any], key: str) -> str:
+    low, high = row[f'{key}_low'], row[f'{key}_high']
+    return f'{row[key]:.3f} ({low:.3f}-{high:.3f})'
+
+  header = ['setting', *(key.removeprefix(_QUALITY) for key in names)]
+  cells = [[r['row/name'], *(cell(r, key) for key in names)] for r in rows]
+  return report.table(header, cells) + '\n\n'
 
 
 def _cell(value: float | None) -> object:

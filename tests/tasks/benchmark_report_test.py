@@ -126,3 +126,17 @@ def test_a_plot_that_cannot_be_drawn_is_refused(monkeypatch, wanted, match):
   benchmark_report.check_plot('auto')
   with pytest.raises(UserError, match=match):
     benchmark_report.check_plot(wanted)
+
+
+def test_scores_stand_in_a_table_with_their_intervals():
+  score = {
+      'quality/pass_at_1': 0.25,
+      'quality/pass_at_1_low': 0.125,
+      'quality/pass_at_1_high': 0.5,
+      'quality/prompts': 8,
+  }
+  said = benchmark_report.text([_PLAIN | score, _LOOKUP | score], None)
+  (header,) = [x for x in said.splitlines() if 'pass_at_1' in x]
+  assert header.split() == ['|', 'setting', '|', 'pass_at_1', '|']
+  assert said.count('0.250 (0.125-0.500)') == 2
+  assert 'pass_at' not in benchmark_report.text([_PLAIN, _LOOKUP], None)

@@ -6,6 +6,7 @@ import pytest
 from speculative import api
 from speculative.bench import bandwidth
 from speculative.bench import predict
+from speculative.bench import quality
 from speculative.decoding.engine import Engine
 from speculative.errors import UserError
 from speculative.retrieval import datastore
@@ -394,3 +395,33 @@ def test_a_prediction_needs_prompts_before_anything_is_loaded(
 def test_without_a_drafter_there_is_the_plain_row_only(run):
   (row,) = run({'drafter.kind': 'none'}, texts=('abcab',)).results['rows']
   assert row['row/name'] == 'plain'
+
+
+@pytest.mark.slow
+def test_answers_of_a_task_set_are_scored_alike(run, tmp_path):
+  path = tmp_path / 'sums.jsonl'
+  sums = [
+      {'question': t, 'answer': f'so #### {i}'} for i, t in enumerate('abc')
+  ]
+  path.write_text(''.join(json.dumps(row) + '\n' for row in sums))
+  found = run(
+      {
+          'data.prompts': str(path),
+          'data.task_set': 'gsm8k',
+          'bench.calibration_prompts': 0,
+          'bench.repeats': 1,
+      }
+  ).results
+  lines = (tmp_path / 'run/prompts.jsonl').read_text().split('\n')[:-1]
+  records = [json.loads(line) for line in lines]
+  for row in found['rows']:
+    texts = [r['text'] for r in records if r['setting'] == row['row/name']]
+    expected = quality.score('gsm8k', sums, texts)
+    assert row['quality/prompts'] == 3
+    assert {k: row[k] for k in expected} == expected
+  assert 'exact_match' in (tmp_path / 'run/results.md').read_text()
+
+
+def test_what_cannot_be_scored_is_refused_before_anything_is_read(run):
+  with pytest.raises(UserError, match="run_code is 'maybe'"):
+    run({'bench.run_code': 'maybe'})
