@@ -60,9 +60,9 @@ def test_drafts_of_the_host_are_timed_on_the_host(engine):
   (found,) = microbench.time_parts(plain, [host], [_PROMPT], config, repeats=1)
   assert found.shape == 'chain'
   assert found.propose_ms >= 20 and found.round_ms >= 20
-  # Three turns and one before: so often the same text, and four rounds.
-  assert calls.count(([5], _PROMPT)) == 4 * (4 + 1)
-  assert len(calls) == 4 * (4 + 4)
+  # Nine turns and one before: so often the same text, and four rounds.
+  assert calls.count(([5], _PROMPT)) == 10 * (4 + 1)
+  assert len(calls) == 10 * (4 + 4)
 
 
 def test_parts_take_turns_and_the_first_does_not_count():
