@@ -73,8 +73,8 @@ class Built:
     num_sorted: tokens whose suffix arrays this run made.
     sort_s: time that took.
     encode_s: time spent waiting for documents.
-    peak_bytes: most memory while a suffix array was made, a token of its
-      shard; 0 where nothing was made or this machine does not tell.
+    peak_bytes: a token, of the shard whose suffix array took most memory; 0
+      where nothing was made or this machine does not tell.
   """
 
   store: Datastore
@@ -139,6 +139,7 @@ class _Work:
   def __init__(self) -> None:
     self.num_sorted = 0
     self.sort_s = self.last_s = self.encode_s = self.peak_bytes = 0.0
+    self._peak = 0
 
   def timed(self, documents: Iterable[Document]) -> Iterator[Document]:
     """Passes documents on."""
@@ -165,10 +166,11 @@ class _Work:
       self.last_s = time.perf_counter() - started
     self.sort_s += self.last_s
     self.num_sorted += len(tokens)
-    if peak.grown:
-      # The tokens were there before.
-      each = (peak.grown + tokens.nbytes) / len(tokens)
-      self.peak_bytes = max(self.peak_bytes, each)
+    # The tokens were there before. A last shard of few tokens takes little,
+    # though much a token.
+    total = peak.grown + tokens.nbytes
+    if peak.grown and total > self._peak:
+      self._peak, self.peak_bytes = total, total / len(tokens)
     return [shard]
 
 

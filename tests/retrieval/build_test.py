@@ -1,3 +1,4 @@
+import contextlib
 import os
 
 import numpy as np
@@ -252,3 +253,21 @@ def test_the_peak_of_memory_is_measured(
 ):
   program = _MEASURE.format(vocab_size=vocab_size, path=str(tmp_path / 'x'))
   assert least < fresh_number(program) <= most
+
+
+def test_a_last_shard_of_few_tokens_is_not_the_peak(tmp_path, monkeypatch):
+  grown = iter([3000, 900])
+
+  class Peak(contextlib.nullcontext):
+    grown = 0
+
+    def __enter__(self):
+      self.grown = next(grown)
+      return self
+
+  monkeypatch.setattr(build.memory, 'Peak', Peak)
+  documents = [Document([np.arange(99)]), Document([np.arange(5)])]
+  built = _build(tmp_path / 'x', documents, shard_tokens=100)
+  assert [len(s.tokens()) for s in built.store.shards] == [100, 6]
+  width = built.store.shards[0].tokens().itemsize
+  assert built.peak_bytes == pytest.approx(30 + width)
