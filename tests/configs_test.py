@@ -14,7 +14,7 @@ from speculative import run
 from speculative.bench import bandwidth
 from speculative.bench import task_sets
 from speculative.checkpoints import pretrained
-from speculative.tasks import benchmark
+from speculative.tasks import benchmark_settings
 from speculative.tasks import plan
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -128,7 +128,7 @@ def test_every_variant_parses_without_opening_a_model(
   if config.data.prompts != 'package':
     assert config_lib.load_prompts(config)
   if config.task == 'benchmark':
-    assert benchmark.settings_of(config, parsed.drafter)
+    assert benchmark_settings.settings_of(config, parsed.drafter)
 
 
 @pytest.mark.parametrize('name', _NAMES)

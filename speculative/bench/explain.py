@@ -71,7 +71,9 @@ def floor_keys(row: dict[str, Any], *, floor_ms: float) -> dict[str, Any]:
     row: of the setting.
     floor_ms: milliseconds a plain step needs to read its bytes.
   """
-  times = row['decode/ms_per_token'] * row['row/batch'] / floor_ms
+  # Of a row: what a round of the batch takes, over what it brings a row.
+  token_ms = row['decode/round_ms'] / row['decode/tokens_per_round']
+  times = token_ms / floor_ms
   return {'decode/times_floor': times, 'decode/beats_floor': times < 1}
 
 

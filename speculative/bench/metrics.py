@@ -100,14 +100,16 @@ def sequence_times(repeats: Sequence[Sequence[Generation]]) -> dict[str, float]:
 
 
 def loop_times(runs: Sequence[Generation]) -> dict[str, float | None]:
-  """Returns what a round took, and 128 tokens.
+  """Returns what a round took, and 128 tokens, and rounds that brought nothing.
 
   Args:
     runs: of a setting, one a batch.
 
   Returns:
     The mean round; mean over batches and standard deviation from batch to batch
-    of the time in which a row gets 128 tokens, None of fewer than two batches.
+    of the time in which a row gets 128 tokens, None of fewer than two batches;
+    rounds of batches whose rows had all ended: the host, which finds stop
+    strings, looks but now and then.
   """
   rounds = sum(g.num_rounds for g in runs)
   seconds = [
@@ -119,6 +121,9 @@ def loop_times(runs: Sequence[Generation]) -> dict[str, float | None]:
       'decode/round_ms': 1e3 * sum(g.decode_s for g in runs) / max(rounds, 1),
       'decode/tokens_128_s': statistics.fmean(seconds),
       'decode/tokens_128_deviation_s': spread,
+      'decode/rounds_past_end': sum(
+          g.num_rounds - int(g.rounds.max()) for g in runs
+      ),
   }
 
 

@@ -38,7 +38,6 @@ class Panel:
     label: of its axis.
     key: of the rows.
     per_node: whether the value is divided by K + 1.
-    scale: what it is multiplied by.
     low: key of the lower end of an interval, '' for none.
     high: of the upper end.
     deviation: key of what lies on both sides instead, '' for nothing.
@@ -51,7 +50,6 @@ class Panel:
   label: str
   key: str
   per_node: str = 'no'
-  scale: float = 1.0
   low: str = ''
   high: str = ''
   deviation: str = ''
@@ -115,7 +113,7 @@ def point(panel: Panel, row: Row) -> Point | None:
   value = row.get(panel.key, None if K else panel.plain)
   if value is None:
     return None
-  by = panel.scale / (K + 1 if panel.per_node == 'yes' else 1)
+  by = 1 / (K + 1 if panel.per_node == 'yes' else 1)
   low, high = row.get(panel.low), row.get(panel.high)
   below = above = row.get(panel.deviation) or 0.0
   if low is not None and high is not None:
@@ -195,8 +193,11 @@ def draw(
     drawing.legend(handles, labels, loc='outside lower center', ncols=4)
   drawing.suptitle(title)
   beside = path.with_name(f'.{path.name}')
-  drawing.savefig(beside, format='png', dpi=120)
-  os.replace(beside, path)
+  try:
+    drawing.savefig(beside, format='png', dpi=120)
+    os.replace(beside, path)
+  finally:
+    beside.unlink(missing_ok=True)
 
 
 def _draw_floor(axes: Any, panel: Panel, plain: Row, draw_line: str) -> None:

@@ -34,6 +34,7 @@ def of_generation(
     first_prompt: int,
     first_seed: int,
     prompt_lens: Sequence[int],
+    groups: Sequence[str],
     texts: Sequence[str],
 ) -> list[dict[str, Any]]:
   """Returns a record a row of a batch.
@@ -46,11 +47,13 @@ def of_generation(
     first_prompt: number, among those timed, of the prompt of its first row.
     first_seed: of that row; others go on from there.
     prompt_lens: tokens of the prompts.
+    groups: of their task set that the prompts belong to, '' for none.
     texts: what the new tokens say.
   """
   return [
       {
           'prompt': first_prompt + row,
+          'group': groups[row],
           'setting': setting,
           'repeat': repeat,
           'seed': first_seed + row,
@@ -135,6 +138,22 @@ def medians_of(found: Iterable[Record], setting: str) -> list[Generation]:
     setting: name of one.
   """
   return [metrics.median_run(runs) for runs in repeats_of(found, setting)]
+
+
+def groups_of(found: Iterable[Record]) -> list[list[str]]:
+  """Returns the groups of the prompts of every batch, a row each.
+
+  Args:
+    found: records of any settings.
+  """
+  batches: dict[int, dict[int, str]] = {}
+  for record in found:
+    of_batch = batches.setdefault(record['batch'], {})
+    of_batch[record['prompt']] = record['group']
+  return [
+      [of_batch[prompt] for prompt in sorted(of_batch)]
+      for _, of_batch in sorted(batches.items())
+  ]
 
 
 def answers(found: Iterable[Record], setting: str) -> dict[int, str]:

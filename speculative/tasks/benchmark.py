@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import pathlib
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from speculative import config as config_lib
 from speculative.bench import bandwidth
 from speculative.bench import compiles
 from speculative.bench import explain
+from speculative.bench import groups
 from speculative.bench import metrics
 from speculative.bench import quality
 from speculative.bench import records
@@ -20,10 +22,9 @@ from speculative.bench import report
 from speculative.bench.prompts import Prompt
 from speculative.decoding import engine as engine_lib
 from speculative.decoding.generation import Generation
-from speculative.drafting import changes
 from speculative.drafting.config import DrafterConfig
-from speculative.errors import UserError
 from speculative.tasks import benchmark_report
+from speculative.tasks import benchmark_settings
 from speculative.tasks import common
 from speculative.tasks import measure
 from speculative.tasks import predictions
@@ -31,82 +32,6 @@ from speculative.tasks import prompt_log
 from speculative.tasks import results
 from speculative.tasks import retrieved
 from speculative.tasks.results import TaskResult
-
-
-def settings_of(
-    config: config_dict.ConfigDict, drafter: DrafterConfig
-) -> dict[str, DrafterConfig]:
-  """Returns the drafters to measure by the names of their rows, plain first.
-
-  Args:
-    config: of the run.
-    drafter: config.drafter.
-
-  Raises:
-    UserError: If config.bench names what cannot be measured.
-  """
-  drafters = {common.PLAIN: common.plain(drafter)}
-  lengths = config.bench.num_draft_tokens
-  if config.bench.settings:
-    if tuple(lengths) not in ((), (0,)):
-      raise UserError(
-          f'config.bench.num_draft_tokens is {lengths}, which config.bench.'
-          'settings leave no room for; leave it at (0,), and put '
-          'num_draft_tokens= into the settings.'
-      )
-    return drafters | _listed(config.bench.settings, drafter)
-  if not all(isinstance(n, int) and n >= 0 for n in lengths):
-    raise UserError(
-        f'config.bench.num_draft_tokens is {lengths}; it needs to hold whole '
-        'numbers >= 0, for instance (2, 4, 8).'
-    )
-  # Each once and in order; 0 is plain decoding, which is measured anyway.
-  lengths = [n for n in dict.fromkeys(lengths) if n]
-  if drafter.is_plain and not lengths or drafter.kind == 'none':
-    return drafters
-  for n in lengths or [drafter.num_draft_tokens]:
-    of_length = dataclasses.replace(drafter, num_draft_tokens=n)
-    drafters[common.name(of_length)] = of_length
-  return drafters
-
-
-def _listed(
-    texts: Sequence[str], drafter: DrafterConfig
-) -> dict[str, DrafterConfig]:
-  """Returns the drafters of config.bench.settings by their names."""
-  if isinstance(texts, str) or not all(isinstance(t, str) for t in texts):
-    raise UserError(
-        f'config.bench.settings is {texts!r}; it needs to hold texts, for '
-        "instance ('kind=lookup', 'retrieval.max_ngram=4')."
-    )
-  found = {}
-  for text in texts:
-    name, changed = changes.parse(text, drafter)
-    if name in found or name == common.PLAIN:
-      raise UserError(
-          f'config.bench.settings has {name!r} twice, or calls it as plain '
-          'decoding is called; give each a name= of its own.'
-      )
-    if changed.is_plain:
-      raise UserError(
-          f'the setting {text!r} drafts nothing; plain decoding is measured '
-          'anyway, leave it out.'
-      )
-    found[name] = changed
-  return found
-
-
-def sampler_name(config: config_dict.ConfigDict) -> str:
-  """Returns 'greedy', or for instance 'T0.8_p0.95'."""
-  decode = config.decode
-  if decode.temperature == 0:
-    return 'greedy'
-  name = f'T{decode.temperature:g}'
-  if decode.top_k:
-    name += f'_k{decode.top_k}'
-  if decode.top_p < 1:
-    name += f'_p{decode.top_p:g}'
-  return name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +57,9 @@ def _plan(config: config_dict.ConfigDict) -> _Plan:
   repeats = common.repeats(config)
   benchmark_report.check_plot(config.bench.plot)
   quality.check(config.data.task_set, run_code=config.bench.run_code)
-  settings = settings_of(config, config_lib.parse(config).drafter)
+  settings = benchmark_settings.settings_of(
+      config, config_lib.parse(config).drafter
+  )
   predicted = [name for name in settings if _is_predicted(settings[name])]
   prompts, aside = _prompts(config, predicted)
   return _Plan(settings, predicted, prompts, aside, repeats)
@@ -173,27 +100,49 @@ def run(config: config_dict.ConfigDict, path: pathlib.Path) -> TaskResult:
           for batch in opened.batches
       ],
   )
-  prepared = common.load(opened, config, path)
+  prepared = common.load(opened, answers=log.facts.get('answers'))
   env = results.environment(prepared.model)
+  # Results of an earlier run are removed once nobody else can be at it.
   log.open(env)
   was_finished = not log.left
   try:
+    prepared = dataclasses.replace(
+        _with_answers(opened, prepared, log),
+        workdir=results.Workdir(path, config),
+    )
     if log.left:
       _measure(prepared, plan, log)
     rows = _rows(config, prepared, plan, log)
+    found = env | log.env | {'rows': rows}
+    benchmark_report.write(
+        prepared.workdir,
+        found,
+        plan.settings,
+        foreseen=_foreseen(log),
+        note=quality.note(config.data.task_set, run_code=config.bench.run_code),
+        plot=config.bench.plot,
+        again='yes' if was_finished else 'no',
+    )
   finally:
     log.close()
-  found = env | log.env | {'rows': rows}
-  benchmark_report.write(
-      prepared.workdir,
-      found,
-      plan.settings,
-      foreseen=_foreseen(log),
-      note=quality.note(config.data.task_set, run_code=config.bench.run_code),
-      plot=config.bench.plot,
-      again='yes' if was_finished else 'no',
-  )
   return TaskResult(found)
+
+
+def _with_answers(
+    opened: common.Prepared,
+    prepared: common.Prepared,
+    log: prompt_log.PromptLog,
+) -> common.Prepared:
+  """Returns the run after the answers to earlier turns that the log keeps.
+
+  They are given once: another time a device may round, and answer, otherwise.
+  """
+  if any(prepared.answers) and 'answers' not in log.facts:
+    log.note({'answers': prepared.answers})
+  known = log.facts.get('answers', prepared.answers)
+  if known == prepared.answers:
+    return prepared
+  return common.load(opened, answers=known)
 
 
 def _measure(
@@ -250,6 +199,8 @@ def _records(
 ) -> list[dict]:
   """Returns the records of a batch, in the order in which it was decoded."""
   batch = prepared.batches[index]
+  first = index * len(prepared.batches[0])
+  prompts = prepared.prompts[first:]
   return [
       record
       for repeat in range(plan.repeats)
@@ -259,9 +210,10 @@ def _records(
           setting=name,
           repeat=repeat,
           batch=index,
-          first_prompt=index * len(prepared.batches[0]),
+          first_prompt=first,
           first_seed=prepared.decode_of(index).seed,
           prompt_lens=[len(ids) for ids in batch],
+          groups=[prompt.group for prompt in prompts[: len(batch)]],
           texts=measure.texts_of(prepared, of_setting[repeat]),
       )
   ]
@@ -281,22 +233,29 @@ def _rows(
   """Returns a result object a setting, from what was kept."""
   foreseen, floor_ms = _foreseen(log), log.facts['floor_ms']
   shared = {
-      'row/sampler': sampler_name(config),
-      'row/prompts': pathlib.Path(config.data.prompts).name.split('.')[0],
+      'row/sampler': benchmark_settings.sampler_name(config),
+      'row/prompts': benchmark_settings.prompts_name(config),
       'row/batch': config.decode.batch_size,
   } | {k: v for k, v in log.facts.items() if '/' in k}
   plain = records.medians_of(log.records, common.PLAIN)
+  of_batches = records.groups_of(log.records)
   rows = []
   for name, drafter in plan.settings.items():
     repeats = records.repeats_of(log.records, name)
     runs = [metrics.median_run(of_batch) for of_batch in repeats]
     row = measure.row_of(prepared, drafter, plain, runs, name=name)
     row |= metrics.sequence_times(repeats) | metrics.loop_times(runs)
-    row |= retrieved.keys(prepared, drafter, runs) | shared
+    row |= shared | retrieved.keys(
+        prepared,
+        drafter,
+        runs,
+        once=functools.partial(log.once, 'query_ms', name),
+    )
     row |= explain.floor_keys(row, floor_ms=floor_ms)
     row |= _scores(config, prepared, log, name)
     if not drafter.is_plain:
       row |= metrics.intervals(plain, runs)
+      row |= groups.keys(plain, runs, of_batches)
     if foreseen and name in plan.predicted:
       index = plan.predicted.index(name)
       row |= foreseen.keys(index, row)
@@ -314,13 +273,26 @@ def _scores(
     log: prompt_log.PromptLog,
     name: str,
 ) -> dict[str, Any]:
-  """Returns how good a setting's answers are, if their set has a measure."""
+  """Returns how good a setting's answers are, if their set has a measure.
+
+  Code of answers is run once. Rows are no part of what a run is known by, as
+  they change nothing that is measured: others are scored anew.
+  """
+  task_set, run_code = config.data.task_set, config.bench.run_code
+  if task_set == 'none':
+    return {}
+  rows = [prompt.row for prompt in prepared.prompts]
   answers = records.answers(log.records, name)
-  return quality.score(
-      config.data.task_set,
-      [prompt.row for prompt in prepared.prompts],
-      [answers[i] for i in range(len(prepared.prompts))],
-      run_code=config.bench.run_code,
+  return log.once(
+      f'scores, task_set={task_set} run_code={run_code} '
+      f'rows={prompt_log.digest(rows)}',
+      name,
+      lambda: quality.score(
+          task_set,
+          rows,
+          [answers[i] for i in range(len(rows))],
+          run_code=run_code,
+      ),
   )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from absl import logging
 
 from speculative.bench import explain
+from speculative.bench import groups
 from speculative.bench import plots
 from speculative.bench import predict
 from speculative.bench import report
@@ -125,6 +126,7 @@ def write(
     workdir.metric(row)
   workdir.finish(found)
   said = text(rows, foreseen) + (f'{note}\n' if note else '')
+  said += _of_parts(found['env/commit'])
   results.write_text(workdir.path / 'results.md', said)
   results.write_text(workdir.path / 'results.csv', report.csv(rows))
   _draw(workdir, found, settings, plot)
@@ -135,6 +137,17 @@ def write(
         'measure again.\n'
     )
   results.say(said)
+
+
+def _of_parts(commits: str) -> str:
+  """Returns a line on commits that measured a part each, '' where one did."""
+  if '+' not in commits:
+    return ''
+  names = ', '.join(commit or 'unknown' for commit in commits.split('+'))
+  return (
+      f'Parts of this were measured at different commits ({names}): times may '
+      'not be of one program.\n'
+  )
 
 
 def text(rows: Sequence[dict[str, Any]], foreseen: Foreseen | None) -> str:
@@ -150,7 +163,7 @@ def text(rows: Sequence[dict[str, Any]], foreseen: Foreseen | None) -> str:
       for row in rows
   ]
   times = report.table(['setting', *header], cells)
-  tables = f'{measure.table(rows)}\n{times}\n\n{_quality(rows)}'
+  tables = f'{measure.table(rows)}\n{times}\n\n{_quality(rows)}{_groups(rows)}'
   return tables + _sentences(rows, foreseen)
 
 
@@ -163,11 +176,20 @@ def _quality(rows: Sequence[dict[str, Any]]) -> str:
 
   def cell(row: dict[str, Any], key: str) -> str:
     low, high = row[f'{key}_low'], row[f'{key}_high']
+    # Nobody knows how one prompt varies.
+    if low is None or high is None:
+      return f'{row[key]:.3f}'
     return f'{row[key]:.3f} ({low:.3f}-{high:.3f})'
 
   header = ['setting', *(key.removeprefix(_QUALITY) for key in names)]
   cells = [[r['row/name'], *(cell(r, key) for key in names)] for r in rows]
   return report.table(header, cells) + '\n\n'
+
+
+def _groups(rows: Sequence[dict[str, Any]]) -> str:
+  """Returns a table of what every group gains, '' of fewer than two."""
+  header, cells = groups.table_cells(rows)
+  return report.table(header, cells) + '\n\n' if cells else ''
 
 
 def _cell(value: float | None) -> object:
@@ -234,13 +256,11 @@ def _draw(
   if not plot_lib.is_available():
     logging.info("No plot.png: matplotlib comes with the extra 'train'.")
     return
-  plots.draw(
-      workdir.path / 'plot.png',
-      plain,
-      series_of(settings, rows),
-      title=(
-          f'{plain["row/prompts"]}, {plain["row/sampler"]}, batch '
-          f'{plain["row/batch"]}: {found["env/device_kind"]}, '
-          f'{found["env/dtype"]}, jax {found["env/jax"]}, {found["env/date"]}'
-      ),
+  path = workdir.path / 'plot.png'
+  title = (
+      f'{plain["row/prompts"]}, {plain["row/sampler"]}, batch '
+      f'{plain["row/batch"]}: {found["env/device_kind"]}, '
+      f'{found["env/dtype"]}, jax {found["env/jax"]}, {found["env/date"]}'
   )
+  with results.writing(path):
+    plots.draw(path, plain, series_of(settings, rows), title=title)

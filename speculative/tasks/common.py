@@ -27,10 +27,11 @@ class Prepared:
   Attributes:
     model: with its weights loaded.
     decode: how to decode.
-    prompts: as read.
+    prompts: as read; of several turns the last, once the run is loaded.
     batches: token ids of the prompts, batch by batch.
     calibration: of prompts that are not timed but predicted from.
     workdir: where results go; None before it is made.
+    aside: the prompts of `calibration`.
   """
 
   model: api.LanguageModel
@@ -39,6 +40,12 @@ class Prepared:
   batches: Sequence[Sequence[Sequence[int]]]
   workdir: results.Workdir | None
   calibration: Sequence[Sequence[Sequence[int]]] = ()
+  aside: Sequence[Prompt] = ()
+
+  @property
+  def answers(self) -> list[list[str]]:
+    """Answers to the earlier turns of every prompt, those aside too."""
+    return [list(p.history[1::2]) for p in (*self.prompts, *self.aside)]
 
   def decode_of(self, index: int) -> DecodeConfig:
     """Returns how to decode a batch.
@@ -79,7 +86,9 @@ def prepare(
       nothing has been written then.
   """
   opened = open_run(config, prompts, calibration=calibration, drafters=drafters)
-  return load(opened, config, path)
+  loaded = load(opened)
+  # It comes last: what is wrong leaves none behind.
+  return dataclasses.replace(loaded, workdir=results.Workdir(path, config))
 
 
 def open_run(
@@ -89,7 +98,7 @@ def open_run(
     calibration: Sequence[Prompt] = (),
     drafters: Mapping[str, DrafterConfig] | None = None,
 ) -> Prepared:
-  """Opens the models and encodes the prompts.
+  """Opens the models and encodes the prompts, of several turns the first.
 
   Args:
     config: of the run.
@@ -98,8 +107,7 @@ def open_run(
     drafters: see `prepare`.
 
   Returns:
-    The Prepared run without workdir; its weights are read where earlier turns
-    had to be answered.
+    The Prepared run without workdir; no weights are read.
 
   Raises:
     UserError: For anything wrong with config, models or prompts.
@@ -111,52 +119,70 @@ def open_run(
       model.check_drafter(drafter)
     except UserError as error:
       raise UserError(f'the setting {setting!r}: {error}') from error
-  decode = run_config.decode_for(model)
-  every = [*prompts, *calibration]
-  ids = _encode(model, every, decode)
-  if any(p.next_turns for p in every):
-    model.load_weights()
-    every = turns.answer_first(
-        model,
-        every,
-        decode,
-        drafter=plain(model.drafter),
-        batch_size=run_config.batch_size,
-    )
-    ids = _encode(model, every, decode)
-  size, num = run_config.batch_size, len(prompts)
-  return Prepared(
-      model=model,
-      decode=decode,
-      prompts=every[:num],
-      batches=_batches(ids[:num], size),
-      calibration=_batches(ids[num:], size),
-      workdir=None,
+  return _with_prompts(
+      Prepared(
+          model=model,
+          decode=run_config.decode_for(model),
+          prompts=prompts,
+          batches=[],
+          workdir=None,
+          aside=calibration,
+      ),
+      [*prompts, *calibration],
+      batch_size=run_config.batch_size,
   )
 
 
 def load(
-    run: Prepared, config: config_dict.ConfigDict, path: pathlib.Path
+    run: Prepared, *, answers: Sequence[Sequence[str]] | None = None
 ) -> Prepared:
-  """Reads the weights and makes the workdir.
-
-  The workdir comes last: what is wrong leaves none behind.
+  """Reads the weights and gets to the last turns; writes nothing.
 
   Args:
     run: that was opened.
-    config: of the run.
-    path: of the workdir.
+    answers: `Prepared.answers` of an earlier run of the same; the model is
+      asked for them where there are none.
 
   Returns:
-    The Prepared run.
+    The Prepared run without workdir.
 
   Raises:
-    UserError: For anything wrong with weights or workdir.
+    UserError: For anything wrong with weights or with the last turns.
   """
+  # Hosts that go on with other prompts would wait for each other for ever.
+  hosts.agree([run.batches, run.calibration], name='prompts')
   run.model.load_weights()
+  every = [*run.prompts, *run.aside]
+  if any(p.next_turns for p in every):
+    size = len(run.batches[0])
+    if answers is None:
+      every = turns.answer_first(
+          run.model,
+          every,
+          run.decode,
+          drafter=plain(run.model.drafter),
+          batch_size=size,
+      )
+    else:
+      every = turns.follow(every, answers)
+    run = _with_prompts(run, every, batch_size=size)
   # A host that cannot go on ends them all before anything is written.
   hosts.agree([run.batches, run.calibration], name='prompts')
-  return dataclasses.replace(run, workdir=results.Workdir(path, config))
+  return run
+
+
+def _with_prompts(
+    run: Prepared, every: Sequence[Prompt], *, batch_size: int
+) -> Prepared:
+  """Returns a run over other prompts, as many as it had."""
+  ids, num = _encode(run.model, every, run.decode), len(run.prompts)
+  return dataclasses.replace(
+      run,
+      prompts=every[:num],
+      aside=every[num:],
+      batches=_batches(ids[:num], batch_size),
+      calibration=_batches(ids[num:], batch_size),
+  )
 
 
 def _encode(

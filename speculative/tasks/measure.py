@@ -158,13 +158,14 @@ def reason(row: dict) -> str:
   """Returns in one sentence why a setting is faster or slower than plain.
 
   Args:
-    row: as `row_of` returned it, of a drafter.
+    row: as `row_of` returned it, of a drafter; where it has a speedup/reason,
+      that alone says what to do.
   """
   brought, speedup = row['decode/tokens_per_round'], row['speedup/measured']
   cost = brought / speedup
   verdict = 'faster' if speedup > 1 else 'slower'
   advice = ''
-  if speedup <= 1:
+  if speedup <= 1 and 'speedup/reason' not in row:
     advice = (
         '; a shorter draft (config.decode.num_draft_tokens) or plain decoding '
         'suits this text better'

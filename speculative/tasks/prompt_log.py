@@ -3,24 +3,29 @@
 WORKDIR/prompts.jsonl   a record a prompt, setting and repeat (`bench.records`),
                         a batch at a time: all a batch brought, or nothing of it
 WORKDIR/benchmark.json  what has to be the same to go on, and what is measured
-                        once
+                        once: predictions, floors, searches, scores, and
+                        answers to the first of several turns
 
 Everything in results.json is made from these two, also by the run that
 measured. `records.answers` says what a setting answered, for whoever judges it.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import fcntl
 import hashlib
+from importlib import metadata
 import json
 import pathlib
 from typing import Any
+from typing import BinaryIO
 
 from absl import logging
 from ml_collections import config_dict
 
 from speculative.bench.records import Record
+from speculative.checkpoints import sources
 from speculative.errors import UserError
 from speculative.tasks import common
 from speculative.tasks import hosts
@@ -48,13 +53,17 @@ def identity_of(
   fields['bench'] = {name: config.bench[name] for name in _FIELDS}
   found = _flat(fields, 'config')
   for name in ('target.model', 'drafter.model', 'drafter.store'):
-    if files := _files(found[f'config.{name}']):
+    if files := _files(found[f'config.{name}'], config.cache_dir):
       found[f'files of config.{name}'] = files
-  tokens = json.dumps([run.batches, run.calibration])
   found |= {
       'mark of the target': run.model.identity.mark,
-      'tokens of the prompts': hashlib.sha256(tokens.encode()).hexdigest()[:16],
+      # Of first turns; what the model answers to them is noted.
+      'tokens of the prompts': digest([run.batches, run.calibration]),
+      'version of speculative': _version(),
   }
+  later = [p.next_turns for p in (*run.prompts, *run.aside)]
+  if any(later):
+    found['later turns'] = digest(later)
   env = results.environment(run.model)
   found |= {k: v for k, v in env.items() if k not in _CHANGING}
   return json.loads(json.dumps(found))
@@ -70,18 +79,60 @@ def _flat(value: Any, name: str) -> dict[str, Any]:
   return found
 
 
-def _files(reference: str) -> str:
-  """Returns a digest of a directory's or file's sizes and times, '' of none.
+def digest(value: object) -> str:
+  """Returns 16 hexadecimal digits that tell values apart.
 
-  A draft that is trained again lies where the last one lay.
+  Args:
+    value: what JSON can express.
   """
+  said = json.dumps(value, sort_keys=True)
+  return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def _version() -> str:
+  """Returns the version of the package, '' where it is not installed."""
+  try:
+    return metadata.version('speculative')
+  except metadata.PackageNotFoundError:
+    return ''
+
+
+def _files(reference: str, cache_dir: str) -> str:
+  """Returns what tells the files of a reference apart, '' where it does itself.
+
+  A draft that is trained again lies where the last one lay, so that sizes and
+  times count; one that comes with the package is known by its bytes, as times
+  are those of an installation; one of the hub by its commit.
+  """
+  scheme, separator, _ = reference.partition('://')
+  if separator:
+    if scheme not in ('package', 'hf'):
+      return ''
+    path = sources.resolve(reference, cache_dir=cache_dir or None)
+    return path.name if scheme == 'hf' else digest(_contents(path))
   path = pathlib.Path(reference).expanduser()
   if not reference or not path.exists():
     return ''
+  stats = [(str(file), file.stat()) for file in _walk(path)]
+  return digest(
+      [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+  )
+
+
+def _contents(path: pathlib.Path) -> list[list[str]]:
+  return [
+      [
+          str(file.relative_to(path)),
+          hashlib.sha256(file.read_bytes()).hexdigest(),
+      ]
+      for file in _walk(path)
+  ]
+
+
+def _walk(path: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the files of a directory, or the file itself."""
   files = sorted(path.rglob('*')) if path.is_dir() else [path]
-  stats = [(str(file), file.stat()) for file in files if file.is_file()]
-  marks = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-  return hashlib.sha256(json.dumps(marks).encode()).hexdigest()[:16]
+  return [file for file in files if file.is_file()]
 
 
 class PromptLog:
@@ -109,17 +160,16 @@ class PromptLog:
       num_records: that every batch brings.
 
     Raises:
-      UserError: If what is there is of another run, naming what differs.
+      UserError: If what is there is of another run, naming what differs, or
+        another process measures there.
     """
     self._path = path
     # Times of files differ from host to host.
     self._identity = json.loads(hosts.share(json.dumps(identity)))
     self._num_records = num_records
-    self.records: list[Record] = []
-    self.facts: dict[str, Any] = {}
-    self._env: dict[str, list[str]] = {name: [] for name in _CHANGING}
-    self._size = self.num_done = 0
-    self._file = None
+    self._file: BinaryIO | None = None
+    if results.is_first_host():
+      _check_free(path / RECORDS)
     self._read()
 
   @property
@@ -128,6 +178,10 @@ class PromptLog:
     return range(self.num_done, len(self._num_records))
 
   def _read(self) -> None:
+    self.records: list[Record] = []
+    self.facts: dict[str, Any] = {}
+    self._env: dict[str, list[str]] = {name: [] for name in _CHANGING}
+    self._size = self.num_done = 0
     text = hosts.share(_read_text(self._path / FACTS))
     lines = hosts.share(_read_text(self._path / RECORDS))
     if not text and not lines:
@@ -162,40 +216,43 @@ class PromptLog:
         self._size, self.num_done, batch = size, self.num_done + 1, []
 
   def open(self, env: Mapping[str, str]) -> None:
-    """Makes the files ready to go on; the workdir is there.
+    """Makes the files ready to go on, and the workdir where it is absent.
+
+    They are read again: since they were, another process may have measured.
 
     Args:
       env: the env/* keys; if anything is left to measure they are noted.
 
     Raises:
-      UserError: If another process measures there, or nothing can be written.
+      UserError: If another process measures there, nothing can be written, or
+        what is there has become another run's. It is as it was then.
     """
+    path = self._path / RECORDS
+    try:
+      if results.is_first_host():
+        with results.writing(path):
+          self._path.mkdir(parents=True, exist_ok=True)
+          self._file = path.open('ab')
+          _lock(self._file, fcntl.LOCK_EX, path)
+      self._read()
+      if self.left:
+        for name, noted in self._env.items():
+          if env[name] not in noted:
+            noted.append(env[name])
+      if self._file is not None:
+        with results.writing(path):
+          # Of a batch that was not finished, nothing stays.
+          self._file.truncate(self._size)
+        self._write_facts()
+    except BaseException:
+      self.close()
+      raise
     if self.num_done:
       logging.info(
           'Going on: %d of %d batches are done.',
           self.num_done,
           len(self._num_records),
       )
-    if self.left:
-      for name, noted in self._env.items():
-        if env[name] not in noted:
-          noted.append(env[name])
-    if not results.is_first_host():
-      return
-    path = self._path / RECORDS
-    with results.writing(path):
-      self._file = path.open('ab')
-      try:
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except OSError as error:
-        self.close()
-        raise UserError(
-            f'another process measures into {path}; wait for it, or name '
-            'another --workdir.'
-        ) from error
-      # Of a batch that was not finished, nothing stays.
-      self._file.truncate(self._size)
-    self._write_facts()
 
   def note(self, facts: Mapping[str, Any]) -> None:
     """Keeps what is measured once.
@@ -203,9 +260,22 @@ class PromptLog:
     Args:
       facts: by name, JSON.
     """
-    self.facts |= facts
+    # As they are read, so that a run that goes on finds the same.
+    self.facts |= json.loads(json.dumps(facts))
     if results.is_first_host():
       self._write_facts()
+
+  def once(self, group: str, name: str, make: Callable[[], Any]) -> Any:
+    """Returns what was found before under a name; else finds and keeps it.
+
+    Args:
+      group: a fact, by name of what it holds.
+      name: of what is wanted.
+      make: finds it, JSON.
+    """
+    if name not in self.facts.get(group, {}):
+      self.note({group: self.facts.get(group, {}) | {name: make()}})
+    return self.facts[group][name]
 
   def _write_facts(self) -> None:
     results.write_json(
@@ -244,6 +314,25 @@ class PromptLog:
   def env(self) -> dict[str, str]:
     """Commits and dates of all that was measured, as the env/* keys."""
     return {name: '+'.join(noted) for name, noted in self._env.items()}
+
+
+def _check_free(path: pathlib.Path) -> None:
+  """Refuses a file that another process holds, before much is loaded."""
+  if not path.exists():
+    return
+  with results.writing(path):
+    with path.open('rb') as file:
+      _lock(file, fcntl.LOCK_SH, path)
+
+
+def _lock(file: BinaryIO, kind: int, path: pathlib.Path) -> None:
+  try:
+    fcntl.flock(file, kind | fcntl.LOCK_NB)
+  except BlockingIOError as error:
+    raise UserError(
+        f'another process measures into {path}; wait for it, or name another '
+        '--workdir.'
+    ) from error
 
 
 def _read_text(path: pathlib.Path) -> str:

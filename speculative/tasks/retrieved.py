@@ -1,5 +1,6 @@
 """Result keys of drafters that search text: what they find, what it costs."""
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 
@@ -20,6 +21,8 @@ def keys(
     prepared: common.Prepared,
     drafter: DrafterConfig,
     runs: Sequence[Generation],
+    *,
+    once: Callable[[Callable[[], float]], float],
 ) -> dict[str, object]:
   """Returns the retrieval/* keys of a setting.
 
@@ -27,6 +30,8 @@ def keys(
     prepared: the run.
     drafter: the setting; of a kind that retrieves nothing there are no keys.
     runs: of it, one a batch.
+    once: returns what a search took when it was timed before, else what the
+      function that it is given finds.
   """
   if drafter.is_plain or not drafter.uses_retrieval:
     return {}
@@ -46,12 +51,14 @@ def keys(
     searcher, params = searcher.text, text_lib.store_of(params)
   on_device = (DeviceStore, ShardedStore) if settings.uses_store else object
   if isinstance(searcher, Retrieval) and isinstance(params, on_device):
-    found['retrieval/query_ms'] = queries.query_ms(
-        searcher,
-        params,
-        texts,
-        slots=_slots(prepared, engine.step),
-        placement=engine.step.model.placement,
+    found['retrieval/query_ms'] = once(
+        lambda: queries.query_ms(
+            searcher,
+            params,
+            texts,
+            slots=_slots(prepared, engine.step),
+            placement=engine.step.model.placement,
+        )
     )
     # A query is for one row, and a cascade makes several in a round.
     if len(prepared.batches[0]) == 1 and drafter.kind != 'cascade':

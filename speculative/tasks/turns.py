@@ -48,6 +48,23 @@ def answer_first(
   return prompts
 
 
+def follow(
+    prompts: Sequence[Prompt], answers: Sequence[Sequence[str]]
+) -> list[Prompt]:
+  """Returns prompts of the last turns, after answers that are known.
+
+  Args:
+    prompts: as `answer_first` takes them.
+    answers: to the earlier turns of each.
+  """
+  found = []
+  for prompt, of_prompt in zip(prompts, answers, strict=True):
+    for answer in of_prompt:
+      prompt = task_sets.next_turn(prompt, answer)
+    found.append(prompt)
+  return found
+
+
 def _encode(model: api.LanguageModel, prompt: Prompt) -> list[int]:
   return model.encode(prompt.said, chat_template=prompt.chat_template)
 

@@ -55,15 +55,24 @@ def test_leviathans_oracle_pays_for_drafts_that_are_kept_alone():
 
 
 @pytest.mark.parametrize(
-    ('ms', 'batch', 'beats'), [(2.0, 1, True), (2.0, 4, False), (8.0, 1, False)]
+    ('round_ms', 'brought', 'times'), [(6.0, 3.0, 0.5), (6.0, 1.0, 1.5)]
 )
-def test_the_floor_is_that_of_a_plain_step_of_the_batch(ms, batch, beats):
-  row = {'row/name': 'a', 'decode/ms_per_token': ms, 'row/batch': batch}
+@pytest.mark.parametrize('batch', [1, 8])
+def test_the_floor_is_that_of_a_plain_step_whatever_a_batch_may_hold(
+    round_ms, brought, times, batch
+):
+  row = {
+      'row/name': 'a',
+      'row/batch': batch,
+      'decode/round_ms': round_ms,
+      'decode/tokens_per_round': brought,
+  }
   row |= explain.floor_keys(row, floor_ms=4.0)
-  assert row['decode/times_floor'] == ms * batch / 4
+  beats = times < 1
+  assert row['decode/times_floor'] == times
   assert row['decode/beats_floor'] is beats
   said = explain.floor_sentence(row)
-  assert f'{ms * batch / 4:.2f} times' in said
+  assert f'{times:.2f} times' in said
   assert ('below' if beats else 'above') in said
 
 

@@ -205,3 +205,12 @@ def test_intervals_are_paired_and_hold_the_estimate():
   assert found['decode/acceptance_low'] == 0.0
   assert found['decode/acceptance_high'] == pytest.approx(6 / 7)
   assert set(metrics.intervals([_FAST], [_FAST]).values()) == {None}
+
+
+def test_rounds_past_the_end_are_those_that_brought_no_row_anything():
+  # Of eight rounds until the host looked, five and three brought tokens.
+  stopped = dataclasses.replace(
+      _generation([[1] * 5, [2] * 3], rounds=[5, 3], decode_s=1.0), num_rounds=8
+  )
+  found = metrics.loop_times([stopped, _FAST])
+  assert found['decode/rounds_past_end'] == 3

@@ -1,3 +1,5 @@
+import errno
+
 import pytest
 
 from speculative.bench import plots
@@ -87,3 +89,21 @@ def test_a_plot_is_written_whole_with_predictions_and_without(
     plots.draw(path, plain, series, title='prompts, greedy')
     assert path.read_bytes().startswith(b'\x89PNG')
     assert [p.name for p in path.parent.iterdir()] == ['plot.png']
+
+
+@pytest.mark.slow
+def test_a_plot_for_which_there_is_no_room_leaves_nothing(
+    tmp_path, monkeypatch
+):
+  pytest.importorskip('matplotlib', reason='no plot was drawn')
+  from matplotlib import figure
+
+  def fill_up(self, path, **kwargs):
+    del self, kwargs
+    path.write_bytes(b'half')
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  monkeypatch.setattr(figure.Figure, 'savefig', fill_up)
+  with pytest.raises(OSError, match='No space'):
+    plots.draw(tmp_path / 'plot.png', _PLAIN, {'lm': [_row(4)]}, title='')
+  assert list(tmp_path.iterdir()) == []

@@ -32,6 +32,7 @@ def _records(generation, *, setting='a', repeat=0, batch=0):
       first_prompt=2 * batch,
       first_seed=7 + 2 * batch,
       prompt_lens=[3, 4],
+      groups=[f'g{batch}', ''],
       texts=[f'{setting}{repeat}', 'é\u2028'],
   )
   return json.loads(json.dumps(found))
@@ -92,6 +93,15 @@ def test_runs_are_told_apart_by_setting_batch_and_repeat():
   medians = records.medians_of(found, 'a')
   assert [run.decode_s for run in medians] == [3.0, 4.0]
   assert medians[0].token_ids == _generation().token_ids
+
+
+def test_groups_are_those_of_every_row_of_every_batch():
+  found = [
+      *_records(_generation(), batch=1, setting='b'),
+      *_records(_generation(), batch=0),
+      *_records(_generation(), batch=0, repeat=1),
+  ]
+  assert records.groups_of(found) == [['g0', ''], ['g1', '']]
 
 
 def test_answers_are_those_of_the_first_repeat_by_prompt():

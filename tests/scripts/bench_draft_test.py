@@ -1,7 +1,7 @@
 """What is measured of a trained draft."""
 
 from speculative import config as config_lib
-from speculative.tasks import benchmark
+from speculative.tasks import benchmark_settings
 
 
 def _command(machine, *flags):
@@ -22,7 +22,7 @@ def test_every_step_is_a_run_of_both_settings(machine, config_of):
   for call in runs:
     config = config_of(call)
     drafter = config_lib.parse(config).drafter
-    settings = benchmark.settings_of(config, drafter)
+    settings = benchmark_settings.settings_of(config, drafter)
     kinds = [drafter.kind for drafter in settings.values()][1:]
     assert kinds == ['hybrid', 'lm']
   assert 'bench_draft.py out' in calls[-1]

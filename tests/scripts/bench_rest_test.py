@@ -9,7 +9,7 @@ import types
 import pytest
 
 from speculative import config as config_lib
-from speculative.tasks import benchmark
+from speculative.tasks import benchmark_settings
 
 _SCRIPTS = pathlib.Path(__file__).parents[2] / 'scripts'
 
@@ -176,7 +176,7 @@ def test_every_setting_is_one_of_the_drafter_it_changes(machine, config_of):
   for name, call in steps.items():
     config = config_of(call)
     drafter = config_lib.parse(config).drafter
-    settings = benchmark.settings_of(config, drafter)
+    settings = benchmark_settings.settings_of(config, drafter)
     assert len(settings) == 1 + len(config.bench.settings)
     if name == 'code.greedy':
       assert [d.label for d in settings.values()][-2:] == [

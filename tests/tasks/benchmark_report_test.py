@@ -140,3 +140,71 @@ def test_scores_stand_in_a_table_with_their_intervals():
   assert header.split() == ['|', 'setting', '|', 'pass_at_1', '|']
   assert said.count('0.250 (0.125-0.500)') == 2
   assert 'pass_at' not in benchmark_report.text([_PLAIN, _LOOKUP], None)
+
+
+def test_a_score_of_one_prompt_stands_alone():
+  score = {
+      'quality/bleu': 25.0,
+      'quality/bleu_low': None,
+      'quality/bleu_high': None,
+  }
+  said = benchmark_report.text([_PLAIN | score, _LOOKUP | score], None)
+  (line,) = [
+      x for x in said.splitlines() if x.startswith('| plain') and '25' in x
+  ]
+  assert line.split() == ['|', 'plain', '|', '25.000', '|']
+
+
+@pytest.fixture
+def write(tmp_path):
+  """Writes results of plain decoding and a look-up; returns their text."""
+
+  def call(env=None, plot='no'):
+    workdir = types.SimpleNamespace(
+        path=tmp_path, metric=lambda row: None, finish=lambda found: None
+    )
+    about = {'row/prompts': 'x', 'row/sampler': 'greedy', 'row/batch': 1}
+    found = {
+        'env/commit': 'abc',
+        'env/date': '2026-01-01',
+        'env/device_kind': 'cpu',
+        'env/dtype': 'float32',
+        'env/jax': '1',
+        'rows': [_PLAIN | about, _LOOKUP | about],
+    } | (env or {})
+    benchmark_report.write(
+        workdir,
+        found,
+        {
+            'plain': DrafterConfig('lookup', num_draft_tokens=0),
+            'lookup 2': DrafterConfig('lookup', num_draft_tokens=2),
+        },
+        foreseen=None,
+        note='',
+        plot=plot,
+        again='no',
+    )
+    return (tmp_path / 'results.md').read_text()
+
+  return call
+
+
+def test_parts_of_several_commits_are_told(write):
+  assert 'commit' not in write()
+  said = write({'env/commit': '+abc'})
+  assert 'at different commits (unknown, abc)' in said.splitlines()[-1]
+
+
+def test_a_plot_for_which_there_is_no_room_is_the_users_error(
+    write, monkeypatch
+):
+  def refuse(*args, **kwargs):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(plot, 'is_available', lambda: True)
+  monkeypatch.setattr(benchmark_report.plots, 'draw', refuse)
+  with pytest.raises(
+      UserError, match='plot.png cannot be written .No space'
+  ) as e:
+    write(plot='yes')
+  assert '\n' not in str(e.value)

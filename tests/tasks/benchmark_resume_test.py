@@ -1,5 +1,6 @@
 """A benchmark that was stopped goes on, and measures nothing twice."""
 
+import fcntl
 import json
 import pathlib
 import subprocess
@@ -8,24 +9,18 @@ import time
 
 import pytest
 
-from speculative.bench import bandwidth
+from speculative.bench import queries
 from speculative.errors import UserError
 from speculative.tasks import benchmark
 from speculative.tasks import measure
 
 
 @pytest.fixture
-def run(tmp_path, get_config, write_prompts, monkeypatch):
-  """Runs the task over two prompts, with a quick look at the memory."""
-  monkeypatch.setattr(bandwidth, '_BYTES', 1 << 20)
+def run(run_benchmark):
+  """Runs the task over two prompts; the last two are set aside."""
 
   def call(fields=None):
-    # The last two are set aside.
-    prompts = write_prompts(('abcab', 'xyxy', 'cab', 'bac'))
-    config = get_config(
-        {'data.prompts': prompts, 'bench.repeats': 2} | (fields or {})
-    )
-    return benchmark.run(config, tmp_path / 'run')
+    return run_benchmark(fields, texts=('abcab', 'xyxy', 'cab', 'bac'))
 
   return call
 
@@ -76,6 +71,63 @@ def test_a_run_that_was_stopped_goes_on_and_one_that_ended_says_it_again(
     run(fields | {'bench.repeats': 3})
   assert (path / 'prompts.jsonl').read_bytes() == written
   assert (path / 'results.json').exists()
+
+
+@pytest.mark.slow
+def test_a_finished_run_times_no_search_again(
+    run, store_on_host, monkeypatch, tmp_path
+):
+  times = iter(range(1, 9))
+  monkeypatch.setattr(queries, 'query_ms', lambda *a, **k: float(next(times)))
+  fields = store_on_host | {
+      'drafter.retrieval.placement': 'whole',
+      'bench.calibration_prompts': 0,
+      'bench.plot': 'no',
+      'bench.settings': ('name=A,retrieval.length=2', 'name=B'),
+  }
+  found = run(fields).results
+  assert [row['retrieval/query_ms'] for row in found['rows'][1:]] == [1, 2]
+  assert run(fields).results == found
+  said = json.loads((tmp_path / 'run/benchmark.json').read_text())
+  assert said['facts']['query_ms'] == {'A': 1.0, 'B': 2.0}
+
+
+def test_a_process_that_comes_second_leaves_the_files_of_the_first(
+    run, tmp_path, monkeypatch
+):
+  path, held = tmp_path / 'run', []
+
+  def rival(self):
+    """Another process begins, and tells results, while weights are read."""
+    del self
+    path.mkdir()
+    for name in ('results.json', 'results.md', 'config.json'):
+      (path / name).write_text('of the first')
+    file = (path / 'prompts.jsonl').open('ab')
+    file.write(b'{"of": "the first"}\n')
+    file.flush()
+    fcntl.flock(file, fcntl.LOCK_EX)
+    held.append(file)
+
+  monkeypatch.setattr(benchmark.common.api.LanguageModel, 'load_weights', rival)
+  with pytest.raises(UserError, match='another process measures into'):
+    run()
+  files = {file.name: file.read_text() for file in path.iterdir()}
+  assert files == {
+      'results.json': 'of the first',
+      'results.md': 'of the first',
+      'config.json': 'of the first',
+      'prompts.jsonl': '{"of": "the first"}\n',
+  }
+  # Now that it is there from the start, no weight is read.
+  monkeypatch.setattr(
+      benchmark.common.api.LanguageModel,
+      'load_weights',
+      lambda self: pytest.fail('loaded'),
+  )
+  with pytest.raises(UserError, match='another process measures into'):
+    run()
+  held[0].close()
 
 
 def _start(path, prompts):

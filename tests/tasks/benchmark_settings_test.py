@@ -4,6 +4,7 @@ import pytest
 
 from speculative.errors import UserError
 from speculative.tasks import benchmark
+from speculative.tasks import benchmark_settings
 
 
 @pytest.fixture
@@ -120,4 +121,37 @@ def test_wrong_draft_lengths_are_refused_before_anything(
     ],
 )
 def test_the_sampler_has_a_short_name(get_config, fields, name):
-  assert benchmark.sampler_name(get_config(fields)) == name
+  assert benchmark_settings.sampler_name(get_config(fields)) == name
+
+
+@pytest.mark.parametrize(
+    'fields, name',
+    [
+        ({'data.prompts': 'some/HumanEval.jsonl.gz'}, 'HumanEval'),
+        (
+            {'data.prompts': 'question.jsonl', 'data.task_set': 'spec_bench'},
+            'spec_bench',
+        ),
+        (
+            {
+                'data.prompts': 'test.jsonl',
+                'data.task_set': 'mbpp',
+                'data.group': 'test',
+                'data.num_shots': 3,
+            },
+            'mbpp_test_3shot',
+        ),
+        (
+            {
+                'data.prompts': 'question.jsonl',
+                'data.task_set': 'mt_bench',
+                'data.turn': 'second',
+            },
+            'mt_bench_second',
+        ),
+    ],
+)
+def test_prompts_are_called_by_their_task_set_or_else_their_file(
+    get_config, fields, name
+):
+  assert benchmark_settings.prompts_name(get_config(fields)) == name

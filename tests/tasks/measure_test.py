@@ -170,6 +170,16 @@ def test_reason_says_what_a_round_costs_and_brings(speedup, verdict):
   assert said.endswith(verdict)
 
 
+def test_what_to_do_is_said_once():
+  row = {
+      'row/name': 'lookup 4',
+      'decode/tokens_per_round': 2.0,
+      'speedup/measured': 0.8,
+      'speedup/reason': 'lookup 4: use K = 8.',
+  }
+  assert measure.reason(row).endswith('so it is slower.')
+
+
 def test_an_interval_stands_beside_its_speed_up():
   plain = [_generation([[1, 2]], 1.0)]
   row = _row(_LOOKUP, plain, [_generation([[1, 2]], 0.5, tested=1)])

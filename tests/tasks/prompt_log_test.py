@@ -108,6 +108,58 @@ def test_two_processes_cannot_measure_into_one_workdir(tmp_path):
     pass
 
 
+def test_what_another_process_measured_in_between_is_gone_on_from(tmp_path):
+  # It was read while the first one measured; then it loaded weights.
+  second = _log(tmp_path)
+  with _opened(tmp_path) as first:
+    first.note({'floor_ms': 1.5})
+    first.add(_batch(0))
+  written = (tmp_path / 'prompts.jsonl').read_bytes()
+  second.open(_ENV)
+  assert (tmp_path / 'prompts.jsonl').read_bytes() == written
+  assert second.records == _batch(0) and list(second.left) == [1, 2]
+  assert second.facts == {'floor_ms': 1.5}
+  second.close()
+
+
+def test_another_benchmark_that_came_in_between_is_left_alone(tmp_path):
+  second = _log(tmp_path, {'seed': 1})
+  with _opened(tmp_path) as first:
+    first.add(_batch(0))
+  before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+  with pytest.raises(UserError, match='seed=0, this one has 1'):
+    second.open(_ENV)
+  after = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+  assert after == before
+  # It holds no lock either.
+  with _opened(tmp_path):
+    pass
+
+
+def test_nothing_is_cut_while_another_process_measures(tmp_path):
+  second = _log(tmp_path)
+  path = tmp_path / 'prompts.jsonl'
+  with _opened(tmp_path) as first:
+    first.add(_batch(0))
+    # In the middle of a batch.
+    with path.open('ab') as file:
+      file.write(b'{"batch": 1')
+    written = path.read_bytes()
+    with pytest.raises(UserError, match='another process measures into'):
+      second.open(_ENV)
+    assert path.read_bytes() == written
+
+
+def test_what_was_found_once_is_found_by_later_runs(tmp_path):
+  numbers = iter([0.1 + 0.2, 7.0, 8.0])
+  with _opened(tmp_path) as first:
+    assert first.once('ms', 'a', lambda: next(numbers)) == 0.1 + 0.2
+    assert first.once('ms', 'b', lambda: next(numbers)) == 7.0
+  with _opened(tmp_path) as second:
+    assert second.once('ms', 'a', lambda: next(numbers)) == 0.1 + 0.2
+    assert second.once('ms', 'b', lambda: next(numbers)) == 7.0
+
+
 def test_of_several_hosts_the_others_write_nothing(tmp_path, monkeypatch):
   monkeypatch.setattr(prompt_log.results.jax, 'process_index', lambda: 1)
   log = _log(tmp_path)
@@ -131,7 +183,9 @@ def identity(get_config, write_prompts):
   return call
 
 
-def test_the_identity_is_of_all_that_changes_what_is_measured(identity):
+def test_the_identity_is_of_all_that_changes_what_is_measured(
+    identity, monkeypatch
+):
   before = identity()
   assert before['config.drafter.kind'] == 'lookup'
   assert before['config.drafter.retrieval.max_ngram'] == 16
@@ -147,16 +201,44 @@ def test_the_identity_is_of_all_that_changes_what_is_measured(identity):
   assert differing({'bench.repeats': 7}) == {'config.bench.repeats'}
   assert differing({'decode.top_k': 7}) == {'config.decode.top_k'}
   assert differing({}, ('abcab', 'bad')) == {'tokens of the prompts'}
+  monkeypatch.setattr(prompt_log.metadata, 'version', lambda name: '9.9')
+  assert differing() == {'version of speculative'}
+
+
+def _files(reference: str) -> str:
+  return prompt_log._files(reference, cache_dir='')
 
 
 def test_files_are_known_by_sizes_and_times(tmp_path):
-  assert prompt_log._files('') == prompt_log._files('random://tiny') == ''
+  assert _files('') == _files('random://tiny') == _files('target') == ''
   directory = tmp_path / 'draft'
   directory.mkdir()
   file = directory / 'weights'
   file.write_bytes(b'1')
   os.utime(file, ns=(0, 0))
-  before = prompt_log._files(str(directory))
-  assert prompt_log._files(str(directory)) == before != ''
+  before = _files(str(directory))
+  assert _files(str(directory)) == before != ''
   os.utime(file, ns=(0, 1))
-  assert prompt_log._files(str(directory)) != before
+  assert _files(str(directory)) != before
+
+
+def test_a_draft_of_the_package_is_known_by_its_bytes(tmp_path, monkeypatch):
+  monkeypatch.setattr(prompt_log.sources, 'DRAFTS', tmp_path)
+  file = tmp_path / 'some/config.json'
+  file.parent.mkdir()
+  file.write_text('1')
+  before = _files('package://some')
+  # As another installation has it.
+  os.utime(file, ns=(0, 0))
+  assert _files('package://some') == before != ''
+  file.write_text('2')
+  assert _files('package://some') != before
+
+
+def test_a_draft_of_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
+  monkeypatch.setattr(
+      prompt_log.sources,
+      'resolve',
+      lambda reference, *, cache_dir: tmp_path / 'snapshots' / 'abc',
+  )
+  assert _files('hf://org/name') == 'abc'
