@@ -163,7 +163,8 @@ def _quality(rows: Sequence[dict[str, Any]]) -> str:
 
   def cell(row: dict[str, Any], key: str) -> str:
     low, high = row[f'{key}_low'], row[f'{key}_high']
-    return f'{row[key]:.3f} ({low:.3f}-{high:.3f})'
+    ends = '' if low is None else f' ({low:.3f}-{high:.3f})'
+    return f'{row[key]:.3f}{ends}'
 
   header = ['setting', *(key.removeprefix(_QUALITY) for key in names)]
   cells = [[r['row/name'], *(cell(r, key) for key in names)] for r in rows]
