@@ -12,11 +12,11 @@ SmolLM2 against look-up with its trained draft, 40 prompts. Variants:
 
 from ml_collections import config_dict
 
-from configs import common
+from configs import benchmarks
 
-_VARIANTS = common.BENCHMARK_VARIANTS
+_VARIANTS = benchmarks.VARIANTS
 
 
 def get_config(variant: str = 'full') -> config_dict.ConfigDict:
   """Returns the config of a variant."""
-  return common.get_benchmark('summarise', variant)
+  return benchmarks.get_benchmark('summarise', variant)

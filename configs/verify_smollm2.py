@@ -63,22 +63,7 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
     config.verify.rules = ('token',)
     config.verify.num_samples = 0
   if variant == 'rest':
-    config.drafter.kind = 'hybrid'
-    config.drafter.shape = 'tree'
-    config.drafter.hybrid_source = 'retrieval'
-    config.drafter.levels = 2
-    config.drafter.store = 'datastore.store'
-    config.decode.num_draft_tokens = 6
-    config.decode.batch_size = 4
-    config.data.num_prompts = 8
-    config.verify.samplers = ('greedy', 'T1', 'T0.8_p0.95', 'mixed')
-    config.verify.drafters = (
-        'kind=retrieval,num_draft_tokens=15',
-        'kind=retrieval,shape=chain,num_draft_tokens=6',
-        'hybrid_tokens=10',
-        'kind=lm,shape=drawn_tree,widths=(2, 2)',
-    )
-    config.verify.rules = ('token',)
+    _use_datastore(config)
   if variant == 'tiny':
     config.target.model = 'random://tiny'
     config.drafter.model = 'random://tiny_draft'
@@ -87,3 +72,23 @@ def get_config(variant: str = 'full') -> config_dict.ConfigDict:
     config.verify.num_samples = 4080
     config.verify.num_rows = 2040
   return config
+
+
+def _use_datastore(config: config_dict.ConfigDict) -> None:
+  """Sets what is verified of trees and chains from a datastore."""
+  config.drafter.kind = 'hybrid'
+  config.drafter.shape = 'tree'
+  config.drafter.hybrid_source = 'retrieval'
+  config.drafter.levels = 2
+  config.drafter.store = 'datastore.store'
+  config.decode.num_draft_tokens = 6
+  config.decode.batch_size = 4
+  config.data.num_prompts = 8
+  config.verify.samplers = ('greedy', 'T1', 'T0.8_p0.95', 'mixed')
+  config.verify.drafters = (
+      'kind=retrieval,num_draft_tokens=15',
+      'kind=retrieval,shape=chain,num_draft_tokens=6',
+      'hybrid_tokens=10',
+      'kind=lm,shape=drawn_tree,widths=(2, 2)',
+  )
+  config.verify.rules = ('token',)

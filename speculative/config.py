@@ -193,18 +193,25 @@ def load_prompts(config: config_dict.ConfigDict) -> list[prompts.Prompt]:
   """Returns the prompts that config.data names.
 
   Raises:
-    UserError: If the file is absent, holds none, or is not of the task set.
+    UserError: If the file is absent, holds none, or is not of the task set, or
+      config.decode.stop_strings do not suit it.
   """
   data = config.data
   num_prompts = _at_least('data.num_prompts', data.num_prompts, 0)
+  prompt_format = _one_of('data.format', data.format, prompts.FORMATS)
   found = task_sets.load(
       data.prompts,
       task_set=data.task_set,
       group=data.group,
       turn=data.turn,
       num_shots=data.num_shots,
-      num_prompts=0,
-      prompt_format=_one_of('data.format', data.format, prompts.FORMATS),
+      prompt_format=prompt_format,
+  )
+  task_sets.check_stops(
+      config.decode.stop_strings,
+      task_set=data.task_set,
+      prompt_format=prompt_format,
+      num_shots=data.num_shots,
   )
   stride = _at_least('data.stride', data.stride, 1)
   return prompts.strided(found, stride)[: num_prompts or None]

@@ -10,6 +10,7 @@ import pytest
 from speculative import api
 from speculative import config as config_lib
 from speculative.bench import prompts
+from speculative.bench import task_sets
 from speculative.checkpoints import pretrained
 from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
@@ -212,8 +213,19 @@ def test_prompts_of_a_task_set_bring_their_rows(get_config):
   assert found.next_turns
   assert found.row['category'] == 'writing'
   fields = {'data.task_set': 'gsm8k', 'data.num_shots': 2}
-  found = config_lib.load_prompts(get_config(fields))
+  stops = {'decode.stop_strings': task_sets.STOPS['gsm8k']}
+  found = config_lib.load_prompts(get_config(fields | stops))
   assert found[0].text.count('Answer:') == 3
+  with pytest.raises(UserError, match='nothing ends an answer'):
+    config_lib.load_prompts(get_config(fields))
+
+
+def test_a_chat_is_not_cut_at_the_ends_of_a_function(get_config):
+  fields = {'data.task_set': 'humaneval', 'data.format': 'chat'}
+  assert config_lib.load_prompts(get_config(fields))
+  fields['decode.stop_strings'] = task_sets.STOPS['humaneval']
+  with pytest.raises(UserError, match='before its function; set it to'):
+    config_lib.load_prompts(get_config(fields))
 
 
 def test_a_workdir_that_could_be_made_is_not_made(tmp_path, monkeypatch):

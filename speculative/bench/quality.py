@@ -7,22 +7,26 @@
   translate        quality/bleu: sacreBLEU of all answers, 0 to 100
   spec_bench       quality/translation_bleu and so on, of groups with references
 
-Every one has a `_low` and a `_high` beside it, a bootstrap interval of 95 %
-over prompts. MT-Bench is judged by models and people, which this is not.
+Every one has a `_low` and a `_high` beside it, the ends of an interval of 95 %
+over prompts, None for fewer than two: Wilson's (1927) for shares, which is no
+point where all answers are right or none is, and `bootstrap`'s for others.
+MT-Bench is judged by models and people, which this is not.
 """
 
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import importlib.util
 import math
-import re
 
 import numpy as np
+from scipy import stats
 
+from speculative.bench import bootstrap
 from speculative.bench import programs
 from speculative.bench import sandbox
+from speculative.bench import task_rows
 from speculative.bench import task_sets
+from speculative.bench.paired import Interval
 from speculative.errors import UserError
 
 Row = Mapping[str, object]
@@ -40,14 +44,11 @@ _MODULES = {
 }
 _KS = (1, 10, 100)
 _ROUGE_TYPES = ('rouge1', 'rouge2', 'rougeL')
-_RESAMPLES = 1000
-_TAIL = 0.025
-# Digits with commas between thousands or without. A minus between two words or
-# numbers is none.
-_NUMBER = re.compile(
-    r'(?:(?<![\w)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?',
-    re.ASCII,
-)
+_CONFIDENCE = 0.95
+RUN_CODE = ('yes', 'guarded', 'no')
+# Either takes the network from a program whatever it does in Python, the first
+# also other processes, the second also others' files.
+_ENOUGH = (('seccomp',), ('namespace', 'landlock'))
 
 
 def check(task_set: str, *, run_code: str) -> None:
@@ -58,11 +59,13 @@ def check(task_set: str, *, run_code: str) -> None:
     run_code: config.bench.run_code.
 
   Raises:
-    UserError: Naming the package that is missing, or the setting.
+    UserError: Naming the package that is missing, or the setting; of code also
+      if it would not be kept apart here.
   """
-  if run_code not in ('yes', 'no'):
+  if run_code not in RUN_CODE:
     raise UserError(
-        f"config.bench.run_code is {run_code!r}; it needs to be 'yes' or 'no'."
+        f'config.bench.run_code is {run_code!r}; it needs to be one of '
+        f'{", ".join(RUN_CODE)}.'
     )
   for module, package in _MODULES.get(task_set, ()):
     if importlib.util.find_spec(module) is None:
@@ -70,9 +73,34 @@ def check(task_set: str, *, run_code: str) -> None:
           f'config.data.task_set is {task_set!r}, which is scored with '
           f'{package}, and that is not installed; pip install {package}.'
       )
+  if task_set in _CODE and run_code != 'no':
+    _check_code(run_code)
+
+
+def _check_code(run_code: str) -> None:
+  """Runs a program that does nothing, to see how it is kept apart."""
   reason = sandbox.unavailable()
-  if task_set in _CODE and run_code == 'yes' and reason:
-    raise UserError(f"{reason}; set config.bench.run_code to 'no'.")
+  if not reason:
+    try:
+      outcome = sandbox.run(('pass',))
+    except (OSError, RuntimeError) as error:
+      reason = str(error).split(';')[0]
+    else:
+      if outcome.verdict != 'passed':
+        reason = f'a program that does nothing {outcome.verdict}'
+  if reason:
+    raise UserError(
+        f'no program can be run here: {" ".join(reason.split())}; set config.'
+        "bench.run_code to 'no'."
+    )
+  held = outcome.layers
+  if run_code == 'yes' and not any(set(held) >= set(e) for e in _ENOUGH):
+    raise UserError(
+        f"config.bench.run_code is 'yes', but all that keeps programs apart "
+        f'here is {", ".join(held) or "nothing"}, and it takes seccomp, or '
+        "namespace and landlock; set it to 'guarded' to do with less, or to "
+        "'no'."
+    )
 
 
 def note(task_set: str, *, run_code: str) -> str:
@@ -107,7 +135,7 @@ def score(
     task_set: one of `task_sets.TASK_SETS`.
     rows: Prompt.row of every prompt.
     texts: the answer to every prompt, or samples of it.
-    run_code: 'yes' runs the code that answers consist of.
+    run_code: 'yes' or 'guarded' runs the code that answers consist of.
     limits: of each program.
     seed: of the bootstrap: settings scored with one seed have the same prompts
       in their resamples.
@@ -125,9 +153,9 @@ def score(
   if task_set == 'spec_bench':
     return _of_groups(rows, samples, seed)
   if task_set in _CODE:
-    if run_code != 'yes':
+    if run_code == 'no':
       return {}
-    found = _of_code(task_set, rows, samples, limits, seed)
+    found = _of_code(task_set, rows, samples, limits)
   else:
     found = _MEASURES[task_set](rows, samples, seed)
   return {f'quality/{k}': v for k, v in found.items()} | {
@@ -156,60 +184,64 @@ def pass_at_k(num: int, correct: int, k: int) -> float:
   )
 
 
-def last_number(text: str) -> str:
-  """Returns the last number of a text in one form, '' where there is none.
+def share_interval(values_P: np.ndarray) -> Interval | None:
+  """Returns the mean of shares and its interval after Wilson.
 
-  '1,250.50' is '1250.5', '$-3.0' is '-3'.
-
-  Args:
-    text: with digits.
-  """
-  found = _NUMBER.findall(text)
-  if not found:
-    return ''
-  whole, _, part = found[-1].replace(',', '').partition('.')
-  sign = '-' if whole.startswith('-') else ''
-  digits, part = whole.lstrip('-').lstrip('0') or '0', part.rstrip('0')
-  if digits == '0' and not part:
-    sign = ''
-  return f'{sign}{digits}' + (f'.{part}' if part else '')
-
-
-def interval(
-    stats_PN: np.ndarray, of: Callable[[np.ndarray], float], *, seed: int = 0
-) -> tuple[float, float, float]:
-  """Returns a score and the ends of its bootstrap interval over prompts.
+  Of values between 0 and 1 it is too wide rather than too narrow: none vary
+  more about their mean than those that are 0 or 1.
 
   Args:
-    stats_PN: what prompts add to the sums that the score is made of.
-    of: score of such sums [N].
-    seed: of the resamples.
+    values_P: a share a prompt, in [0, 1].
+
+  Returns:
+    The Interval; None for fewer than two prompts.
   """
-  P = len(stats_PN)
-  rng = np.random.default_rng(seed)
-  found = [
-      of(rng.multinomial(P, np.full(P, 1 / P)) @ stats_PN)
-      for _ in range(_RESAMPLES)
-  ]
-  low, high = np.quantile(found, (_TAIL, 1 - _TAIL))
-  return of(stats_PN.sum(axis=0)), float(low), float(high)
+  P = len(values_P)
+  if P < 2:
+    return None
+  z = float(stats.norm.ppf((1 + _CONFIDENCE) / 2))
+  mean = float(np.mean(values_P))
+  middle = mean + z * z / (2 * P)
+  half = z * math.sqrt(mean * (1 - mean) / P + z * z / (4 * P * P))
+  low, high = ((middle + s * half) / (1 + z * z / P) for s in (-1, 1))
+  # They hold the mean and stay shares, whatever is rounded.
+  return Interval(mean, max(0.0, min(low, mean)), min(1.0, max(high, mean)))
 
 
-def _keys(name: str, found: tuple[float, float, float]) -> dict[str, float]:
-  value, low, high = found
-  return {name: value, f'{name}_low': low, f'{name}_high': high}
+def _keys(
+    name: str, value: float, interval: Interval | None
+) -> dict[str, float | None]:
+  return {
+      name: float(value),
+      f'{name}_low': interval.low if interval else None,
+      f'{name}_high': interval.high if interval else None,
+  }
+
+
+def _shares(
+    names: Sequence[str], values_PN: np.ndarray
+) -> dict[str, float | None]:
+  """Returns means over prompts of what is between 0 and 1, with intervals."""
+  found = {}
+  for name, values_P in zip(names, values_PN.T, strict=True):
+    found |= _keys(name, np.mean(values_P), share_interval(values_P))
+  return found
 
 
 def _means(
     names: Sequence[str], values_PN: np.ndarray, seed: int
-) -> dict[str, float]:
+) -> dict[str, float | None]:
   """Returns means over prompts with their intervals."""
+  P = len(values_PN)
   found = {}
   for name, values_P in zip(names, values_PN.T, strict=True):
-    mean = interval(
-        values_P[:, None], lambda total: total[0] / len(values_PN), seed=seed
+    interval = bootstrap.interval(
+        lambda total: total / P,
+        [values_P],
+        confidence=_CONFIDENCE,
+        seed=seed,
     )
-    found |= _keys(name, tuple(float(v) for v in mean))
+    found |= _keys(name, np.mean(values_P), interval)
   return found
 
 
@@ -218,7 +250,6 @@ def _of_code(
     rows: Sequence[Row],
     samples: Sequence[Sequence[str]],
     limits: sandbox.Limits | None,
-    seed: int,
 ) -> dict[str, object]:
   outcomes = iter(
       sandbox.run_all(
@@ -240,7 +271,7 @@ def _of_code(
           for n, c in zip(num, correct, strict=True)
       ]
   )
-  scores = _means([f'pass_at_{k}' for k in ks], values_PN, seed)
+  scores = _shares([f'pass_at_{k}' for k in ks], values_PN)
   every = [o for of_row in found for o in of_row]
   held = set(sandbox.LAYERS).intersection(*(o.layers for o in every))
   return scores | {
@@ -251,18 +282,23 @@ def _of_code(
 
 def _of_numbers(
     rows: Sequence[Row], samples: Sequence[Sequence[str]], seed: int
-) -> dict[str, float]:
+) -> dict[str, float | None]:
+  del seed
   equal_P1 = []
   for row, of_row in zip(rows, samples, strict=True):
-    right = last_number(row['answer'])
+    right = task_rows.last_number(row['answer'])
     answers = [programs.cut(t, task_sets.STOPS['gsm8k']) for t in of_row]
-    equal_P1.append([np.mean([last_number(a) == right for a in answers])])
-  return _means(['exact_match'], np.array(equal_P1), seed)
+    # No number is right where the reference has none, nor is having none.
+    is_right = [
+        bool(right) and task_rows.last_number(a) == right for a in answers
+    ]
+    equal_P1.append([np.mean(is_right)])
+  return _shares(['exact_match'], np.array(equal_P1))
 
 
 def _of_summaries(
     rows: Sequence[Row], samples: Sequence[Sequence[str]], seed: int
-) -> dict[str, float]:
+) -> dict[str, float | None]:
   from rouge_score import rouge_scorer
 
   scorer = rouge_scorer.RougeScorer(_ROUGE_TYPES, use_stemmer=True)
@@ -283,14 +319,15 @@ def _of_summaries(
 
 def _of_translations(
     rows: Sequence[Row], samples: Sequence[Sequence[str]], seed: int
-) -> dict[str, float]:
+) -> dict[str, float | None]:
   from sacrebleu.metrics import BLEU
 
   # Only counts are taken of a sentence; with its effective order it is quiet.
   metric = BLEU(effective_order=True)
 
   def counts(target: str, text: str) -> list[int]:
-    found = metric.sentence_score(text.strip(), [target])
+    text = programs.cut(text, task_sets.STOPS['translate']).strip()
+    found = metric.sentence_score(text, [target])
     return [*found.counts, *found.totals, found.sys_len, found.ref_len]
 
   stats_PN = np.array(
@@ -300,18 +337,26 @@ def _of_translations(
       ]
   )
 
-  def bleu(total_N: np.ndarray) -> float:
+  def bleu(*totals: float) -> float:
     # It writes them out as whole numbers.
-    *pairs, sys_len, ref_len = map(int, total_N)
+    *pairs, sys_len, ref_len = map(int, totals)
     order = len(pairs) // 2
     return BLEU.compute_bleu(
         correct=pairs[:order],
         total=pairs[order:],
         sys_len=sys_len,
         ref_len=ref_len,
+        # As of a corpus: no match of four words leaves other matches to count.
+        smooth_method='exp',
     ).score
 
-  return _keys('bleu', interval(stats_PN, bleu, seed=seed))
+  interval = bootstrap.interval(
+      np.vectorize(bleu, otypes=[float]),
+      list(stats_PN.T),
+      confidence=_CONFIDENCE,
+      seed=seed,
+  )
+  return _keys('bleu', bleu(*stats_PN.sum(axis=0)), interval)
 
 
 _MEASURES = {

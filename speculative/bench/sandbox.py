@@ -6,10 +6,13 @@ the clock; `sandbox_child` says in which layers, and an Outcome which of them
 held. Reading is not restricted.
 
 That its tests have passed a program shows by reaching its end, upon which its
-process sends a token back. Neither its exit status nor what it prints counts.
-A program that searches its process for the token could find it, which texts of
-models have not been seen to do; this is no place for programs of people who
-mean harm.
+process sends a token back. Neither its exit status nor what it prints counts,
+and no name that it puts something else in the place of decides whether its
+tests run. Not guarded against is a program that is written to be taken for
+right: it shares an interpreter with its tests, so it can change what they call
+(`builtins.all`, the modules that both import), and it can search its process
+for the token or trace the frames that run it. This is no place for programs of
+people who mean harm.
 """
 
 from collections.abc import Sequence
@@ -45,7 +48,9 @@ class Limits:
     memory_bytes: of its address space.
     file_bytes: of each file.
     num_files: that it may have open, and that it may write.
-    num_processes: of the user who runs it; none may be started beyond.
+    num_processes: of the user who runs it, with threads where the system counts
+      them; none may be started beyond. Not limited under seccomp, which lets
+      none start.
   """
 
   wall_s: float = 30.0
@@ -238,8 +243,10 @@ def _outcome(
 ) -> Outcome:
   layers = tuple(lines[0].get('layers', ())) if lines else ()
   if _has_verdict(lines, token):
-    reason = str(lines[-1].get('reason', ''))
-    return Outcome('failed' if reason else 'passed', reason, layers)
+    if lines[-1].get('verdict') == 'passed':
+      return Outcome('passed', '', layers)
+    said = str(lines[-2].get('reason', '')) if len(lines) > 1 else ''
+    return Outcome('failed', said or 'it gave no reason', layers)
   if status is None:
     return Outcome('timed out', f'after {limits.wall_s:g} s', layers)
   if not lines:

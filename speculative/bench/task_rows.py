@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import re
 
 from speculative.errors import UserError
 
@@ -17,6 +18,14 @@ SPEC_BENCH = (
 )
 MT_BENCH = ('writing', 'roleplay', 'reasoning', 'math', 'coding', 'extraction')
 MT_BENCH += ('stem', 'humanities')
+
+# Digits with commas between thousands or without, which a fraction may lack. A
+# minus between two words or numbers is none, nor does a full stop begin one.
+_NUMBER = re.compile(
+    r'(?:(?<![\w)])-)?'
+    r'(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)',
+    re.ASCII,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +78,29 @@ class Fields:
     )
 
 
+def last_number(text: str) -> str:
+  """Returns the last number of a text in one form, '' where there is none.
+
+  '1,250.50' is '1250.5', '$-3.0' is '-3', '.5' is '0.5'.
+
+  Args:
+    text: with digits.
+  """
+  found = _NUMBER.findall(text)
+  if not found:
+    return ''
+  whole, _, part = found[-1].replace(',', '').partition('.')
+  sign = '-' if whole.startswith('-') else ''
+  digits, part = whole.lstrip('-').lstrip('0') or '0', part.rstrip('0')
+  if digits == '0' and not part:
+    sign = ''
+  return f'{sign}{digits}' + (f'.{part}' if part else '')
+
+
+def _has_number(value: object) -> bool:
+  return isinstance(value, str) and bool(last_number(value))
+
+
 def humaneval(fields: Fields) -> Row:
   """Returns prompt, test and entry_point."""
   row = {name: fields.text(name) for name in ('prompt', 'test', 'entry_point')}
@@ -108,6 +140,10 @@ def spec_bench(fields: Fields) -> Row:
   row = talk(fields)
   if spec_bench_group(row) not in SPEC_BENCH:
     raise fields.wrong('category', f'one of {", ".join(SPEC_BENCH)}')
+  # What has no reference is not scored.
+  is_sum = row['category'] == 'math_reasoning' and row['reference']
+  if is_sum and not _has_number(row['reference']):
+    raise fields.wrong('reference', 'a text with a number')
   return row
 
 
@@ -123,7 +159,7 @@ def gsm8k(fields: Fields) -> Row:
     question, answer = fields.texts('turns')[0], fields.reference()
   else:
     question, answer = fields.text('question'), fields.text('answer')
-  if not isinstance(answer, str) or not any(c.isdigit() for c in answer):
+  if not _has_number(answer):
     name = 'reference' if 'turns' in fields.row else 'answer'
     raise fields.wrong(name, 'a text with a number')
   return {'question': question, 'answer': answer}

@@ -38,6 +38,7 @@ STOPS = {
     'mbpp': ('[DONE]',),
     'gsm8k': ('\nQuestion:',),
     'summarise': ('\nArticle:',),
+    'translate': ('\ntranslate ',),
 }
 TURNS = ('first', 'second')
 # The set of the package that config.data.prompts may be.
@@ -158,20 +159,17 @@ def load(
     source: str,
     *,
     task_set: str,
-    num_prompts: int,
     prompt_format: str,
     group: str = '',
     turn: str = 'first',
     num_shots: int = 0,
 ) -> list[Prompt]:
-  """Reads the prompts of a task set.
+  """Reads the prompts of a task set, those of Spec-Bench a group in turn.
 
   Args:
     source: a JSONL file, compressed if it ends in .gz; 'builtin' for a few rows
       of our own; or 'package' for what an installed package has of the set.
     task_set: one of TASK_SETS; 'none' reads them as `prompts.load` does.
-    num_prompts: how many from the start, of Spec-Bench from every group in
-      turn; 0 for all.
     prompt_format: 'auto' as the set wants it, or 'chat' or 'completion'.
     group: only rows of this group; '' for all.
     turn: 'first', or 'second' for prompts that `next_turn` goes on from.
@@ -186,9 +184,7 @@ def load(
   """
   _check(task_set, source, group=group, turn=turn, num_shots=num_shots)
   if task_set == 'none':
-    return prompts.load(
-        source, num_prompts=num_prompts, prompt_format=prompt_format
-    )
+    return prompts.load(source, num_prompts=0, prompt_format=prompt_format)
   of_set = _SETS[task_set]
   rows = [
       (where, of_set.parse(task_rows.Fields(_mapping(row, where), where)))
@@ -196,29 +192,68 @@ def load(
   ]
   shown, rows = _take_shots(rows, task_set, num_shots)
   shots = ''.join(of_set.show(row) for _, row in shown)
-  kind = prompt_format
-  if kind == 'auto':
-    kind = 'completion' if shots else of_set.kind
+  kind = _kind(task_set, prompt_format, num_shots)
   ask = (kind == 'completion' and of_set.ask_after) or of_set.ask
-  found = []
-  for where, row in rows:
-    if group and of_set.group(row) != group:
-      continue
-    found.append(
-        Prompt(
-            text=shots + ask(row),
-            chat_template='auto' if kind == 'chat' else 'no',
-            group=of_set.group(row),
-            next_turns=_next_turns(row, where) if turn == 'second' else (),
-            row=row,
-        )
-    )
+  found = [
+      Prompt(
+          text=shots + ask(row),
+          chat_template='auto' if kind == 'chat' else 'no',
+          group=of_set.group(row),
+          next_turns=(
+              _next_turns(row, where, task_set) if turn == 'second' else ()
+          ),
+          row=row,
+      )
+      for where, row in rows
+      if not group or of_set.group(row) == group
+  ]
   if not found:
     of_group = f' of the group {group!r}' if group else ''
     raise UserError(f'{source} holds no prompts{of_group}; name another.')
-  if task_set == 'spec_bench':
-    found = _in_turn(found)
-  return found[: num_prompts or None]
+  return _in_turn(found) if task_set == 'spec_bench' else found
+
+
+def check_stops(
+    stop_strings: Sequence[str],
+    *,
+    task_set: str,
+    prompt_format: str,
+    num_shots: int = 0,
+) -> None:
+  """Refuses ends of answers that do not suit how they are asked for.
+
+  Args:
+    stop_strings: config.decode.stop_strings.
+    task_set: one of TASK_SETS.
+    prompt_format: see `load`.
+    num_shots: see `load`.
+
+  Raises:
+    UserError: If one of them would cut the function of an answer in a chat, or
+      there are none where answers go on with the next example.
+  """
+  if task_set == 'none':
+    return
+  kind = _kind(task_set, prompt_format, num_shots)
+  cutting = [s for s in stop_strings if s in STOPS['humaneval']]
+  if task_set == 'humaneval' and kind == 'chat' and cutting:
+    raise UserError(
+        f'config.decode.stop_strings has {cutting[0]!r}, at which an answer of '
+        'config.data.format=chat would end before its function; set it to ().'
+    )
+  if num_shots and kind == 'completion' and not stop_strings:
+    raise UserError(
+        f'config.data.num_shots is {num_shots}, but nothing ends an answer '
+        'before it goes on with the next example; set config.decode.'
+        f'stop_strings to {STOPS[task_set]}.'
+    )
+
+
+def _kind(task_set: str, prompt_format: str, num_shots: int) -> str:
+  """Returns 'chat' or 'completion'; solved rows are gone on from."""
+  if prompt_format != 'auto':
+    return prompt_format
+  return 'completion' if num_shots else _SETS[task_set].kind
 
 
 def _in_turn(found: Sequence[Prompt]) -> list[Prompt]:
@@ -339,10 +374,12 @@ def _take_shots(
   return shown, [row for i, row in enumerate(rows) if i not in first]
 
 
-def _next_turns(row: Row, where: str) -> tuple[str, ...]:
+def _next_turns(row: Row, where: str, task_set: str) -> tuple[str, ...]:
   if len(row['turns']) < 2:
+    group = "config.data.group to 'mt_bench', or "
     raise UserError(
-        f"{where} has one turn, but config.data.turn is 'second'; set config."
-        "data.group to 'mt_bench', or config.data.turn to 'first'."
+        f"{where} has one turn, but config.data.turn is 'second'; set "
+        f'{group if task_set == "spec_bench" else ""}config.data.turn to '
+        "'first'."
     )
   return row['turns'][1:2]

@@ -67,7 +67,16 @@ def _drafters(
 def _drafter(text: str, drafter: DrafterConfig) -> DrafterConfig:
   """Reads one of config.verify.drafters: a kind, or changes of the drafter."""
   if '=' in text:
-    return changes.parse(text, drafter)[1]
+    try:
+      name, found = changes.parse(text, drafter)
+    except UserError as error:
+      raise UserError(f'config.verify.drafters: {error}') from error
+    if name != text:
+      raise UserError(
+          f'config.verify.drafters: the setting {text!r} has a name, but cases '
+          'are called by drafter, rule and sampler; leave name= out.'
+      )
+    return found
   kind = drafter.kind if text == _OWN else text
   if kind in drafter_config.WITH_MODEL and not drafter.uses_model:
     raise UserError(

@@ -8,9 +8,7 @@ from speculative.bench import task_sets
 
 
 def _load(task_set):
-  return task_sets.load(
-      'builtin', task_set=task_set, num_prompts=0, prompt_format='auto'
-  )
+  return task_sets.load('builtin', task_set=task_set, prompt_format='auto')
 
 
 def test_every_set_has_rows_to_time_and_others_to_predict_from():

@@ -2,11 +2,11 @@ import fractions
 import importlib.util
 import itertools
 import math
-import sys
 
 import numpy as np
 import pytest
 
+from speculative.bench import bootstrap
 from speculative.bench import builtin_tasks
 from speculative.bench import quality
 from speculative.bench import sandbox
@@ -17,9 +17,7 @@ _PATIENT = sandbox.Limits(wall_s=120.0, cpu_s=30)
 
 
 def _rows(task_set):
-  found = task_sets.load(
-      'builtin', task_set=task_set, num_prompts=0, prompt_format='auto'
-  )
+  found = task_sets.load('builtin', task_set=task_set, prompt_format='auto')
   return [p.row for p in found]
 
 
@@ -51,28 +49,6 @@ def test_pass_at_k_of_impossible_counts_is_refused(num, correct, k):
     quality.pass_at_k(num, correct, k)
 
 
-@pytest.mark.parametrize(
-    'text, expected',
-    [
-        ('It is 18.', '18'),
-        ('#### 65,960', '65960'),
-        ('$18.50 each', '18.5'),
-        ('so -3.0', '-3'),
-        ('3-5', '5'),
-        ('x = -0.0', '0'),
-        ('007', '7'),
-        ('1,2,3', '3'),
-        ('12,3456', '3456'),
-        ('0.25', '0.25'),
-        ('10 %, not 20 %', '20'),
-        ('none', ''),
-        ('', ''),
-    ],
-)
-def test_the_last_number_of_a_text(text, expected):
-  assert quality.last_number(text) == expected
-
-
 def test_numbers_are_right_wherever_the_answer_ends_with_them():
   rows = _rows('gsm8k')
   texts = ['7', 'It is 36.0.', 'So 1,000', 'Answer: 7\nQuestion: 3?']
@@ -89,23 +65,59 @@ def test_samples_of_a_prompt_count_as_their_mean():
   assert found['quality/exact_match'] == 0.75
 
 
-def test_the_interval_holds_the_mean_of_the_law_as_often_as_it_says():
-  rng = np.random.default_rng(0)
-  held = 0
-  for seed in range(200):
-    values_P1 = rng.normal(3.0, 1.0, (60, 1))
-    _, low, high = quality.interval(values_P1, lambda t: t[0] / 60, seed=seed)
-    held += low <= 3.0 <= high
-  # Binomial(200, 0.95) is outside with a probability of 1e-4.
-  assert 177 <= held <= 200
+def test_a_reference_without_a_number_makes_no_answer_right():
+  found = _score('gsm8k', [{'answer': 'two'}, {'answer': '2'}], ['two', '2'])
+  assert found['quality/exact_match'] == 0.5
 
 
-def test_an_interval_is_the_same_for_the_same_seed():
-  values_P1 = np.arange(10.0)[:, None]
-  of = lambda total: float(total[0])  # noqa: E731
-  first = quality.interval(values_P1, of, seed=1)
-  assert first == quality.interval(values_P1, of, seed=1)
-  assert first != quality.interval(values_P1, of, seed=2)
+@pytest.mark.parametrize(
+    'num_right, low, high',
+    # Of 263 and of 148 as in Newcombe 1998, table I.
+    [
+        ((0, 40), 0.0, 0.0876),
+        ((40, 40), 0.9124, 1.0),
+        ((81, 263), 0.2553, 0.3662),
+        ((15, 148), 0.0624, 0.1605),
+    ],
+)
+def test_the_interval_of_a_share_is_wilsons(num_right, low, high):
+  right, num = num_right
+  values_P = np.arange(num) < right
+  found = quality.share_interval(values_P.astype(float))
+  assert found.estimate == right / num
+  assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
+  assert 0 <= found.low <= found.estimate <= found.high <= 1
+
+
+def test_no_answer_right_leaves_room_for_some():
+  rows = [{'answer': '1'}] * 40
+  found = _score('gsm8k', rows, ['2'] * 40)
+  assert found['quality/exact_match_low'] == 0
+  assert found['quality/exact_match_high'] == pytest.approx(0.0876, abs=5e-5)
+
+
+@pytest.mark.parametrize('task_set', ['gsm8k', 'summarise', 'translate'])
+def test_one_prompt_has_a_score_and_no_interval(task_set):
+  pytest.importorskip('rouge_score')
+  pytest.importorskip('sacrebleu')
+  found = _score(task_set, _rows(task_set)[:1], ['7'])
+  ends = {k: v for k, v in found.items() if k.endswith(('_low', '_high'))}
+  assert len(ends) in (2, 6)
+  assert set(ends.values()) == {None}
+
+
+def test_few_summaries_have_the_interval_of_few():
+  """As `bootstrap` has it, whose tests hold its width."""
+  pytest.importorskip('rouge_score')
+  rows = [{'summary': 'a b c d'}] * 5
+  texts = ['a b c d', 'a b x y', 'a x y z', 'x', 'a b c x']
+  found = _score('summarise', rows, texts, seed=3)
+  ones = [1.0, 0.5, 0.25, 0.0, 0.75]
+  expected = bootstrap.interval(lambda total: total / 5, [ones], seed=3)
+  names = ('rouge1', 'rouge1_low', 'rouge1_high')
+  assert [found[f'quality/{n}'] for n in names] == pytest.approx(
+      [expected.estimate, expected.low, expected.high]
+  )
 
 
 @pytest.mark.parametrize(
@@ -129,6 +141,9 @@ def test_code_is_scored_by_running_it_where_that_is_allowed(
   assert found['quality/timed_out'] == 0
   assert 'guards' in found['quality/isolation']
   assert 'quality/pass_at_10' not in found
+  assert found == _score(
+      task_set, rows, [answers[0], wrong], run_code='guarded'
+  )
 
 
 def test_ten_samples_also_tell_what_the_best_of_ten_is(monkeypatch):
@@ -170,6 +185,21 @@ def test_translations_are_scored_as_one_text():
   assert found['quality/bleu'] == pytest.approx(expected)
   low, high = found['quality/bleu_low'], found['quality/bleu_high']
   assert low < expected < high
+  # Of what goes on with the next example, only the answer counts.
+  longer = [f'{t}\n\ntranslate English to German: One.\nEins.' for t in texts]
+  assert _score('translate', rows, longer) == found
+
+
+def test_translations_without_four_words_in_a_row_right_have_a_score():
+  sacrebleu = pytest.importorskip('sacrebleu')
+  rows = _rows('translate')
+  right = [row['target'] for row in rows]
+  texts = ['Das Boot war klein.', 'Es regnet heute.', 'Sie liest es.', 'Wir']
+  expected = sacrebleu.corpus_bleu(texts, [right])
+  assert expected.counts[1] > 0 == expected.counts[3]
+  found = _score('translate', rows, texts)
+  assert found['quality/bleu'] == pytest.approx(expected.score)
+  assert found['quality/bleu'] > 5
 
 
 def test_groups_of_spec_bench_are_scored_apart():
@@ -217,18 +247,63 @@ def test_a_missing_package_is_one_line(monkeypatch, task_set, missing, package):
 
 
 def test_code_is_not_run_where_it_cannot_be_limited(monkeypatch):
-  monkeypatch.setitem(sys.modules, 'resource', None)
   monkeypatch.setattr(sandbox, 'unavailable', lambda: 'needs Linux')
   quality.check('mbpp', run_code='no')
   quality.check('gsm8k', run_code='yes')
-  with pytest.raises(UserError, match='needs Linux; set config.bench.run_code'):
-    quality.check('mbpp', run_code='yes')
-  with pytest.raises(UserError, match="run_code is True; it needs to be 'yes'"):
+  for run_code in ('yes', 'guarded'):
+    with pytest.raises(UserError, match='needs Linux; set config.bench.run_co'):
+      quality.check('mbpp', run_code=run_code)
+  with pytest.raises(UserError, match='run_code is True; it .* yes, guarded, '):
     quality.check('none', run_code=True)
+
+
+@pytest.mark.parametrize(
+    'held, is_enough',
+    [
+        (('guards',), False),
+        (('namespace', 'guards'), False),
+        (('landlock', 'guards'), False),
+        (('namespace', 'landlock', 'guards'), True),
+        (('seccomp', 'guards'), True),
+    ],
+)
+def test_code_is_run_only_where_more_than_python_keeps_it_apart(
+    monkeypatch, held, is_enough
+):
+  monkeypatch.setattr(sandbox, 'unavailable', lambda: '')
+  monkeypatch.setattr(
+      sandbox, 'run', lambda parts: sandbox.Outcome('passed', '', held)
+  )
+  quality.check('humaneval', run_code='guarded')
+  quality.check('gsm8k', run_code='yes')
+  if is_enough:
+    quality.check('humaneval', run_code='yes')
+    return
+  message = f"apart here is {', '.join(held)}, and .* 'guarded' to do with less"
+  with pytest.raises(UserError, match=message) as caught:
+    quality.check('humaneval', run_code='yes')
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('run_code', ['yes', 'guarded'])
+def test_a_sandbox_that_does_not_start_is_one_early_line(
+    monkeypatch, tmp_path, run_code
+):
+  if sandbox.unavailable():
+    pytest.skip(sandbox.unavailable())
+  monkeypatch.setattr(sandbox, '_CHILD', tmp_path / 'no.py')
+  message = "before it started; set config.bench.run_code to 'no'"
+  with pytest.raises(UserError, match=message):
+    quality.check('humaneval', run_code=run_code)
+  late = sandbox.Outcome('timed out', 'after 30 s', ())
+  monkeypatch.setattr(sandbox, 'run', lambda parts: late)
+  with pytest.raises(UserError, match='that does nothing timed out; set'):
+    quality.check('humaneval', run_code=run_code)
 
 
 def test_a_line_says_why_there_is_no_score():
   assert 'run_code=yes' in quality.note('humaneval', run_code='no')
   assert not quality.note('humaneval', run_code='yes')
+  assert not quality.note('humaneval', run_code='guarded')
   assert 'judged' in quality.note('mt_bench', run_code='no')
   assert not quality.note('none', run_code='no')

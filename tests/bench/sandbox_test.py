@@ -71,6 +71,27 @@ for fd in range(1, 256):
     pass
 os._exit(0)
 """,
+        'import builtins\nbuiltins.exec = lambda *a, **k: None',
+        "real = compile\n__builtins__['compile'] = (\n"
+        "    lambda s, *a, **k: real('', *a, **k)\n)",
+        'import __main__\n__main__.exec = lambda *a, **k: None',
+        """
+import json
+real = json.dumps
+json.dumps = lambda said: real(said | {'reason': '', 'verdict': 'passed'})
+""",
+        """
+import os
+real = os.write
+os.write = lambda fd, data: real(fd, data.replace(b'failed', b'passed'))
+""",
+        """
+class Nameless(BaseException):
+  def __str__(self):
+    raise self
+Nameless.__name__ = ''
+raise Nameless
+""",
     ],
     ids=[
         'exit',
@@ -82,6 +103,12 @@ os._exit(0)
         'open quote',
         'no syntax',
         'forged',
+        'exec',
+        'compile',
+        'main',
+        'json',
+        'write',
+        'nameless',
     ],
 )
 def test_no_way_out_counts_as_passing(cheat):
@@ -209,6 +236,18 @@ assert seen == [(0, 0)]
   assert _run(program, layers=('seccomp',)) == sandbox.Outcome(
       'passed', '', ('seccomp',)
   )
+
+
+@pytest.mark.parametrize('layers', [('seccomp',), ('guards',), ()])
+def test_processes_are_counted_only_where_seccomp_does_not_hold(layers, needs):
+  """Else threads of other programs would keep this one from its own."""
+  for layer in layers:
+    needs(layer)
+  limits = Limits(wall_s=120.0, cpu_s=30, num_processes=23)
+  program = 'import resource\nmost = resource.getrlimit(resource.RLIMIT_NPROC)'
+  test = f'assert (23 in most) == {"seccomp" not in layers}, most'
+  outcome = _run(program, test, limits=limits, layers=layers)
+  assert (outcome.verdict, outcome.reason) == ('passed', '')
 
 
 @pytest.mark.parametrize('layer', ['landlock', 'guards'])

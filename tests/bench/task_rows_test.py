@@ -9,9 +9,7 @@ from speculative.errors import UserError
 
 
 def _load(path, task_set):
-  return task_sets.load(
-      str(path), task_set=task_set, num_prompts=0, prompt_format='auto'
-  )
+  return task_sets.load(str(path), task_set=task_set, prompt_format='auto')
 
 
 def _good(task_set, index=0):
@@ -48,12 +46,18 @@ def write(tmp_path):
         ('mt_bench', {'turns': [{'role': 'user'}]}, 'a list of texts'),
         ('mt_bench', {'category': None}, 'has no field category'),
         ('gsm8k', {'answer': 'none'}, "answer is 'none'.*text with a number"),
+        ('gsm8k', {'answer': 'x\u00b2'}, "answer is 'x.'.*text with a number"),
         ('gsm8k', {'question': None}, 'has no field question'),
         ('gsm8k', {'turns': ['q']}, 'reference is None.*text with a number'),
         (
             'spec_bench',
             {'category': 'poems'},
             "category is 'poems'.*qa, math",
+        ),
+        (
+            'spec_bench',
+            {'category': 'math_reasoning', 'reference': ['two']},
+            r"reference is \['two'\].*a text with a number",
         ),
         ('summarise', {'article': None}, 'no field article or document'),
         ('summarise', {'summary': ['x']}, 'summary is .*a text'),
@@ -79,3 +83,31 @@ def test_a_row_that_is_no_object_is_one_line(write, task_set, row):
 def test_spec_bench_groups_categories_of_mt_bench():
   assert task_rows.spec_bench_group({'category': 'stem'}) == 'mt_bench'
   assert task_rows.spec_bench_group({'category': 'qa'}) == 'qa'
+
+
+@pytest.mark.parametrize(
+    'text, expected',
+    [
+        ('It is 18.', '18'),
+        ('#### 65,960', '65960'),
+        ('$18.50 each', '18.5'),
+        ('so -3.0', '-3'),
+        ('3-5', '5'),
+        ('x = -0.0', '0'),
+        ('007', '7'),
+        ('1,2,3', '3'),
+        ('12,3456', '3456'),
+        ('0.25', '0.25'),
+        ('It is .5', '0.5'),
+        ('$-.50', '-0.5'),
+        ('2 of 3.5', '3.5'),
+        # Nor is a full stop without a space behind it a fraction.
+        ('Done.5', '5'),
+        ('1.2.3', '3'),
+        ('10 %, not 20 %', '20'),
+        ('none', ''),
+        ('', ''),
+    ],
+)
+def test_the_last_number_of_a_text(text, expected):
+  assert task_rows.last_number(text) == expected

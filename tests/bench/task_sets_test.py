@@ -14,10 +14,8 @@ _NAMES = [name for name in task_sets.TASK_SETS if name != 'none']
 
 
 def _load(source, task_set, **settings):
-  defaults = {'num_prompts': 0, 'prompt_format': 'auto'}
-  return task_sets.load(
-      str(source), task_set=task_set, **{**defaults, **settings}
-  )
+  settings = {'prompt_format': 'auto'} | settings
+  return task_sets.load(str(source), task_set=task_set, **settings)
 
 
 def _good(task_set, index=0):
@@ -38,8 +36,8 @@ def write(tmp_path):
 
 def test_none_reads_prompts_as_ever(write):
   path = write({'turns': ['a', 'b']}, {'prompt': 'c'})
-  expected = prompts.load(str(path), num_prompts=1, prompt_format='chat')
-  found = _load(path, 'none', num_prompts=1, prompt_format='chat')
+  expected = prompts.load(str(path), num_prompts=0, prompt_format='chat')
+  found = _load(path, 'none', prompt_format='chat')
   assert found == expected
   assert found[0].row is None
 
@@ -164,8 +162,8 @@ def test_spec_bench_has_six_groups_that_come_in_turn(write):
       for c in ('qa', 'rag', 'stem')
       for i in (0, 1)
   ]
-  found = _load(write(*rows), 'spec_bench', num_prompts=4)
-  assert [p.text for p in found] == ['stem0', 'qa0', 'rag0', 'stem1']
+  found = _load(write(*rows), 'spec_bench')
+  assert [p.text for p in found[:4]] == ['stem0', 'qa0', 'rag0', 'stem1']
   found = _load(write(*rows), 'spec_bench', group='rag')
   assert [p.text for p in found] == ['rag0', 'rag1']
   assert {p.group for p in found} == {'rag'}
@@ -205,7 +203,7 @@ def test_questions_of_gsm8k_may_come_as_turns(write):
         (
             'spec_bench',
             {'turn': 'second'},
-            'builtin:2 has one turn.*mt_b',
+            "builtin:2 has one turn.*; set config.data.group to 'mt_bench', ",
         ),
         ('humaneval', {'num_shots': 1}, 'shows no solved rows; set it to 0'),
         ('none', {'num_shots': 1}, 'shows no solved rows'),
@@ -220,6 +218,46 @@ def test_a_setting_that_does_not_suit_the_set_is_one_line(
   with pytest.raises(UserError, match=message) as caught:
     _load('builtin', task_set, **settings)
   assert '\n' not in str(caught.value)
+
+
+def test_a_set_is_not_told_to_pick_a_group_that_it_does_not_have(write):
+  path = write(_good('mt_bench'), _good('mt_bench') | {'turns': ['One.']})
+  message = "p.jsonl:2 has one turn, .*; set config.data.turn to 'first'.$"
+  with pytest.raises(UserError, match=message):
+    _load(path, 'mt_bench', turn='second')
+
+
+@pytest.mark.parametrize(
+    'task_set', ['mbpp', 'gsm8k', 'summarise', 'translate']
+)
+def test_an_answer_ends_before_the_next_example(task_set):
+  prompt = _load('builtin', task_set, num_shots=1)[0]
+  ends = [prompt.text.find(stop) for stop in task_sets.STOPS[task_set]]
+  assert min(ends) > 0, 'what follows a solved row is no end'
+  settings = {'task_set': task_set, 'num_shots': 1}
+  message = 'num_shots is 1, but nothing ends.*; set config.decode.stop_strin'
+  for prompt_format in ('auto', 'completion'):
+    with pytest.raises(UserError, match=message) as caught:
+      task_sets.check_stops((), prompt_format=prompt_format, **settings)
+    assert '\n' not in str(caught.value)
+    assert str(task_sets.STOPS[task_set]) in str(caught.value)
+    task_sets.check_stops(('x',), prompt_format=prompt_format, **settings)
+  task_sets.check_stops((), prompt_format='chat', **settings)
+  task_sets.check_stops((), prompt_format='auto', task_set=task_set)
+
+
+def test_the_ends_of_a_function_cut_no_answer_of_a_chat():
+  stops, settings = task_sets.STOPS['humaneval'], {'task_set': 'humaneval'}
+  for prompt_format in ('auto', 'completion'):
+    task_sets.check_stops(stops, prompt_format=prompt_format, **settings)
+  task_sets.check_stops((), prompt_format='chat', **settings)
+  task_sets.check_stops(('x',), prompt_format='chat', **settings)
+  with pytest.raises(
+      UserError, match=r'before its function; set it to \(\)'
+  ) as caught:
+    task_sets.check_stops(('x', stops[1]), prompt_format='chat', **settings)
+  assert r"has '\ndef', at which" in str(caught.value)
+  task_sets.check_stops(stops, prompt_format='chat', task_set='none')
 
 
 def test_an_absent_or_empty_file_is_named(tmp_path, write):

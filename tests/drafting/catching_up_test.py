@@ -33,7 +33,15 @@ _PROMPTS = [[9, 8, 7, 6, 5], [1, 2, 3, 4, 1]]
 
 @pytest.mark.parametrize(
     'most, num_new, expected',
-    [(3, [3], 3), (4, [1], 4), (9, [2, 0, 4], 4), (9, [2, 5, 0], 9)],
+    [
+        (3, [3], 3),
+        (4, [1], 4),
+        # Less than twice as wide: there is no narrow pass.
+        (7, [1], 7),
+        (8, [1], 4),
+        (9, [2, 0, 4], 4),
+        (9, [2, 5, 0], 9),
+    ],
 )
 def test_the_narrow_pass_is_taken_where_it_reads_enough(
     most, num_new, expected

@@ -139,6 +139,10 @@ def test_scores_stand_in_a_table_with_their_intervals():
   (header,) = [x for x in said.splitlines() if 'pass_at_1' in x]
   assert header.split() == ['|', 'setting', '|', 'pass_at_1', '|']
   assert said.count('0.250 (0.125-0.500)') == 2
+  # Of one prompt there is no interval.
+  score |= {'quality/pass_at_1_low': None, 'quality/pass_at_1_high': None}
+  said = benchmark_report.text([_PLAIN | score, _LOOKUP | score], None)
+  assert said.count('| 0.250 ') == 2
   assert 'pass_at' not in benchmark_report.text([_PLAIN, _LOOKUP], None)
 
 

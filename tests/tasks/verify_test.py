@@ -245,9 +245,26 @@ def test_drafters_are_changes_of_the_drafter_too(get_config):
       ('lm', 'drawn_tree', 2),
       ('hybrid(retrieval)', 'tree', 3),
   ]
-  config.verify.drafters = ('kind=lookup,levels=2',)
-  with pytest.raises(UserError, match="the setting 'kind=lookup,levels=2'"):
+
+
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        (
+            'kind=lookup,levels=2',
+            "^config.verify.drafters: the setting 'kind=lookup,levels=2': lev",
+        ),
+        (
+            'kind=lookup,name=short',
+            "^config.verify.drafters: .*name=short' has a name.*leave name=",
+        ),
+    ],
+)
+def test_changes_that_make_no_case_are_refused(get_config, text, message):
+  config = get_config(_HYBRID | _TREE | {'verify.drafters': (text,)})
+  with pytest.raises(UserError, match=message) as caught:
     verify._drafters(config, config_lib.parse(config).drafter)
+  assert '\n' not in str(caught.value)
 
 
 def test_a_drafter_that_its_model_cannot_be_is_refused_unread(
