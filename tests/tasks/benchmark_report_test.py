@@ -146,19 +146,6 @@ def test_scores_stand_in_a_table_with_their_intervals():
   assert 'pass_at' not in benchmark_report.text([_PLAIN, _LOOKUP], None)
 
 
-def test_a_score_of_one_prompt_stands_alone():
-  score = {
-      'quality/bleu': 25.0,
-      'quality/bleu_low': None,
-      'quality/bleu_high': None,
-  }
-  said = benchmark_report.text([_PLAIN | score, _LOOKUP | score], None)
-  (line,) = [
-      x for x in said.splitlines() if x.startswith('| plain') and '25' in x
-  ]
-  assert line.split() == ['|', 'plain', '|', '25.000', '|']
-
-
 @pytest.fixture
 def write(tmp_path):
   """Writes results of plain decoding and a look-up; returns their text."""
