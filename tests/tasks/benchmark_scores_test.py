@@ -9,7 +9,8 @@ from speculative.errors import UserError
 
 # So long that their tokens tell them apart.
 _SUMS = [
-    {'question': 'a' * (i + 1), 'answer': f'so #### {i}'} for i in range(3)
+    {'question': letter * (i + 1), 'answer': f'so #### {i}'}
+    for i, letter in enumerate('abc')
 ]
 
 
