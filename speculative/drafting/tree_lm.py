@@ -33,6 +33,7 @@ from speculative.decoding.state import DecodeState
 from speculative.decoding.tree import Tree
 from speculative.decoding.tree import TreeVerdict
 from speculative.drafting.lm import Lm
+from speculative.drafting.lm import LmState
 from speculative.errors import UserError
 from speculative.models import kv_cache
 from speculative.models.kv_cache import KVCache
@@ -186,7 +187,8 @@ class TreeLm:
     """Drafts level by level."""
     parents, sizes = shape_of(self.widths)
     B, S = state.seq_len_B.shape[0], drafter_state.cache.max_seq_len
-    hidden_BTD, caught_up = self._lm.catch_up(params, drafter_state, state)
+    known = LmState(cache=drafter_state.cache, known_B=drafter_state.start_B)
+    hidden_BTD, caught_up = self._lm.catch_up(params, known, state)
     cache = caught_up.cache
     parent_BM = jnp.broadcast_to(
         jnp.asarray(parents, jnp.int32), (B, len(parents))
