@@ -21,6 +21,11 @@ from speculative.testing.rounds import Round
 # Kind, dtype and number of elements of one result.
 Sizes = collections.Counter[tuple[str, str, int]]
 
+# Parts of the state that a round makes anew of the texts' lengths: the length
+# of a draft's cache, and what the draft knows where it cannot lack so much that
+# this matters, see `drafting.catching_up`.
+MADE_ANEW = ('carry.drafter_state.cache.len_B', 'carry.drafter_state.known_B')
+
 _BISECTION = 32
 
 

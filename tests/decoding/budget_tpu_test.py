@@ -102,6 +102,5 @@ def test_rows_exchange_verdicts_and_predicates_alone(name):
 @pytest.mark.parametrize('name', _SLICES)
 def test_a_round_writes_over_its_state_and_asks_no_host(name):
   found = _round(name)
-  # The draft's lengths are set anew from the texts' in every round.
-  assert set(budget.copied(found)) <= {'carry.drafter_state.cache.len_B'}
+  assert set(budget.copied(found)) <= set(budget.MADE_ANEW)
   assert hlo.host_transfers(found.text) == ()
