@@ -72,16 +72,19 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter.retrieval.sources = 'both'
   # Nodes of a tree by 'weight', or 'random' to compare with.
   config.drafter.retrieval.selection = 'weight'
+  # What followed the 'longest' known end of the text, or with 'backoff' what
+  # followed shorter ones too, while rows are left.
+  config.drafter.retrieval.matches = 'backoff'
   # Longest end of the text that is looked for, and shortest that drafts.
   config.drafter.retrieval.max_ngram = 16
   config.drafter.retrieval.min_ngram = 1
   # Tokens that are read after a match.
   config.drafter.retrieval.length = 10
   # Matches that are read, in the store and in the text; and what one in the
-  # text counts, where one in the store counts 1.
+  # text counts, where one in the store, as long, counts 1.
   config.drafter.retrieval.num_rows = 128
   config.drafter.retrieval.context_rows = 16
-  config.drafter.retrieval.context_weight = 4
+  config.drafter.retrieval.context_weight = 32
   # 'whole' on every device, shards 'split' over mesh.model, or left on the
   # 'host' and read as needed, for a store larger than the devices' memory.
   config.drafter.retrieval.placement = 'whole'

@@ -51,11 +51,14 @@ if [ -z "$store" ] || [ -z "$code" ]; then
     'name a datastore and a file of prompts.' >&2
   exit 1
 fi
+# As the paper has it; a match in the text then counts as four.
+rest=retrieval.matches=longest,retrieval.context_weight=4
 table=(
   'name=look-up 4,kind=lookup,num_draft_tokens=4'
   'name=datastore 7,kind=retrieval,retrieval.sources=store,num_draft_tokens=7'
   'name=text 7,kind=retrieval,retrieval.sources=context,num_draft_tokens=7'
   'name=both 7,kind=retrieval,num_draft_tokens=7'
+  "name=both 7 of REST,kind=retrieval,$rest,num_draft_tokens=7"
   'name=both 24,kind=retrieval,num_draft_tokens=24'
   'name=chain of both 7,kind=retrieval,shape=chain,num_draft_tokens=7'
 )
@@ -71,6 +74,7 @@ if [ -n "$draft" ]; then
     --config.drafter.hybrid_source=retrieval)
 fi
 study=()
+# Of the paper's method.
 for nodes in 2 4 7 15 24 64; do
   study+=("name=nodes $nodes,num_draft_tokens=$nodes")
 done
@@ -81,6 +85,9 @@ done
 # The longest of 16 is the default, and measured above.
 for longest in 1 2 3 4 8; do
   study+=("name=longest $longest,retrieval.max_ngram=$longest")
+done
+for nodes in 7 24; do
+  study+=("name=shorter $nodes,retrieval.matches=backoff,num_draft_tokens=$nodes")
 done
 beside=('name=model 4,kind=lm,num_draft_tokens=4'
   'name=cascade 4,num_draft_tokens=4')
@@ -149,6 +156,7 @@ if [ ! -f "$middle" ]; then
     "$code" "$study_prompts" "$middle"
 fi
 alone=(--config.drafter.retrieval.sources=store
+  --config.drafter.retrieval.matches=longest
   '--config.drafter.retrieval.buckets=()')
 measure study "$middle" 0 "$store" "${study[@]}" -- "${alone[@]}"
 for size in ${sizes[@]+"${sizes[@]}"}; do

@@ -52,7 +52,7 @@ def matched_lengths(
     if settings.sources != 'store':
       length_B = _of_context(text_BS, len_B, settings)
     if settings.uses_store:
-      match = host_search.longest_match(
+      match = host_search.find(
           store,
           text_BS,
           len_B,

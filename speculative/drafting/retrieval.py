@@ -1,7 +1,8 @@
 """Drafts from text: a datastore, the text so far, or both.
 
-What followed the longest known end of the text is put into one trie, and its
-heaviest nodes are drafted, as a tree or as one chain (REST, arXiv:2311.08252).
+What followed the known ends of the text is put into one trie, and its heaviest
+nodes are drafted, as a tree or as one chain (REST, arXiv:2311.08252, of the
+longest end alone).
 Deterministic, so q is one-hot and sampled output is plain decoding's token for
 token.
 """
@@ -101,6 +102,7 @@ class Retrieval:
               num_rows=settings.context_rows,
               length=settings.length,
               weight=settings.context_weight,
+              backoff=settings.backs_off,
           )
       )
     if settings.sources != 'context':
@@ -114,6 +116,7 @@ class Retrieval:
     if isinstance(params, Continuations):
       return params
     settings = self.settings
+    backoff = settings.backs_off
     ngrams = dict(max_ngram=settings.max_ngram, min_ngram=settings.min_ngram)
     rows = dict(num_rows=settings.num_rows, length=settings.length)
     if isinstance(params, ShardedStore):
@@ -123,11 +126,12 @@ class Retrieval:
           seq_len_B,
           mesh=self.placement.mesh,
           axis=sharding.MODEL,
+          backoff=backoff,
           **ngrams,
           **rows,
       )
-    match = search.longest_match(params, text_BS, seq_len_B, **ngrams)
-    return search.continuations(params, match, **rows)
+    match = search.find(params, text_BS, seq_len_B, backoff=backoff, **ngrams)
+    return search.continuations(params, match, backoff=backoff, **rows)
 
   def draft(
       self, params: Any, text_BS: jax.Array, seq_len_B: jax.Array
@@ -185,15 +189,21 @@ class Retrieval:
     select = jax.jit(lambda *args: self._proposal(self.draft(*args)))
 
     def draft(text_BS: np.ndarray, seq_len_B: np.ndarray) -> Proposal:
-      match = host_search.longest_match(
+      match = host_search.find(
           store,
           text_BS,
           seq_len_B,
           max_ngram=settings.max_ngram,
           min_ngram=settings.min_ngram,
+          backoff=settings.backs_off,
+          enough=settings.num_rows,
       )
       found = host_search.continuations(
-          store, match, num_rows=settings.num_rows, length=settings.length
+          store,
+          match,
+          num_rows=settings.num_rows,
+          length=settings.length,
+          backoff=settings.backs_off,
       )
       return jax.device_get(select(found, text_BS, seq_len_B))
 

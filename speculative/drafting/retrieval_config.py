@@ -5,10 +5,12 @@ import dataclasses
 from speculative.decoding import config as decode_config
 from speculative.errors import UserError
 from speculative.retrieval import device_store
+from speculative.retrieval import search
 from speculative.retrieval import trie
 
 SOURCES = ('both', 'store', 'context')
 SELECTIONS = ('weight', 'random')
+MATCHES = ('backoff', 'longest')
 PLACEMENTS = ('whole', 'split', 'host')
 # Of its fields, as the user types them.
 NAME = 'config.drafter.retrieval'
@@ -49,13 +51,17 @@ class RetrievalConfig:
     sources: 'store', 'context' (the text so far) or 'both'.
     selection: of a tree's nodes, by 'weight', or 'random' (the baseline of the
       ablation in arXiv:2311.08252).
+    matches: 'longest' reads what followed the longest known end of the text, as
+      the paper does; 'backoff' goes on with shorter ones while rows are left,
+      and a row counts twice what one after a token less does.
     max_ngram: longest end of the text that is looked for.
     min_ngram: shortest that drafts anything.
     length: tokens that are read after a match; no path is longer.
     num_rows: matches in the store that are read; of more an evenly spaced
       sample.
     context_rows: matches in the text that are read, the latest.
-    context_weight: what one of these counts, where one of the store counts 1.
+    context_weight: what one of these counts, where one of the store, after an
+      end as long, counts 1.
     placement: of the store, 'whole' on every device, its shards 'split' over
       the mesh's axis model, or on the 'host', which reads of the file what it
       needs.
@@ -65,12 +71,13 @@ class RetrievalConfig:
 
   sources: str = 'both'
   selection: str = 'weight'
+  matches: str = 'backoff'
   max_ngram: int = 16
   min_ngram: int = 1
   length: int = 10
   num_rows: int = 128
   context_rows: int = 16
-  context_weight: int = 4
+  context_weight: int = 32
   placement: str = 'whole'
   buckets: tuple[int, ...] = (8, 24)
 
@@ -79,6 +86,7 @@ class RetrievalConfig:
     for name, known in (
         ('sources', SOURCES),
         ('selection', SELECTIONS),
+        ('matches', MATCHES),
         ('placement', PLACEMENTS),
     ):
       if getattr(self, name) not in known:
@@ -120,14 +128,21 @@ class RetrievalConfig:
     """Refuses weights that could not all be told apart."""
     of_context = self.context_rows if self.sources != 'store' else 0
     of_store = self.num_rows if self.uses_store else 0
-    weight = of_context * self.context_weight + of_store
+    worth = search.most_worth(self.backs_off)
+    weight = worth * (of_context * self.context_weight + of_store)
     most = trie.most_weight(of_context + of_store, self.length)
     if weight > most:
       raise UserError(
-          f'{NAME}.context_rows * context_weight + num_rows is {weight}; '
-          f'with so many rows of length {self.length} it needs to be at most '
-          f'{most}, lower one of them.'
+          f'{NAME}.context_rows * context_weight + num_rows'
+          f'{f", times {worth} for matches=backoff," if worth > 1 else ""} is '
+          f'{weight}; with so many rows of length {self.length} it needs to be '
+          f'at most {most}, lower one of them.'
       )
+
+  @property
+  def backs_off(self) -> bool:
+    """Whether shorter ends than the longest are looked up."""
+    return self.matches == 'backoff'
 
   @property
   def uses_store(self) -> bool:

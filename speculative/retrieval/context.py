@@ -8,6 +8,7 @@ that repeats with period d goes on with period d.
 import jax
 from jax import numpy as jnp
 
+from speculative.retrieval import search
 from speculative.retrieval.search import Continuations
 
 
@@ -50,6 +51,7 @@ def continuations(
     num_rows: int,
     length: int,
     weight: int = 1,
+    backoff: bool = False,
 ) -> Continuations:
   """Returns what followed the longest earlier matches, the latest first.
 
@@ -63,6 +65,8 @@ def continuations(
     num_rows: R, most occurrences.
     length: C.
     weight: of every row.
+    backoff: whether shorter matches come after them, and the weight is times
+      `search.worth`.
 
   Returns:
     The Continuations; of a text that does not repeat its end, none.
@@ -71,11 +75,15 @@ def continuations(
   length_BS = match_lengths(tokens_BS, seq_len_B, max_ngram)
   longest_B1 = jnp.max(length_BS, axis=1, keepdims=True)
   index_BS = jax.lax.broadcasted_iota(jnp.int32, (B, S), 1)
-  is_match_BS = (length_BS == longest_B1) & (longest_B1 >= min_ngram)
+  least = min_ngram if backoff else jnp.maximum(longest_B1, min_ngram)
+  is_match_BS = length_BS >= least
   num = min(num_rows, S)
-  last_BR, _ = jax.lax.top_k(jnp.where(is_match_BS, index_BS, -1), num)
-  last_BR = jnp.pad(last_BR, ((0, 0), (0, num_rows - num)), constant_values=-1)
-  is_row_BR = last_BR >= 0
+  rank_BS = jnp.where(is_match_BS, length_BS * S + index_BS, -1)
+  rank_BR, _ = jax.lax.top_k(rank_BS, num)
+  rank_BR = jnp.pad(rank_BR, ((0, 0), (0, num_rows - num)), constant_values=-1)
+  is_row_BR = rank_BR >= 0
+  matched_BR, last_BR = jnp.divmod(jnp.maximum(rank_BR, 0), S)
+  weight_BR = weight * (search.worth(matched_BR) if backoff else 1)
   period_BR1 = jnp.maximum(seq_len_B[:, None] - 1 - last_BR, 1)[..., None]
   step_BRC = jax.lax.broadcasted_iota(jnp.int32, (B, num_rows, length), 2)
   source_BRC = last_BR[..., None] + 1 + step_BRC % period_BR1
@@ -87,5 +95,5 @@ def continuations(
           is_row_BR[..., None], read_BX.reshape(B, num_rows, length), 0
       ),
       len_BR=jnp.where(is_row_BR, length, 0).astype(jnp.int32),
-      weight_BR=jnp.where(is_row_BR, weight, 0).astype(jnp.int32),
+      weight_BR=jnp.where(is_row_BR, weight_BR, 0).astype(jnp.int32),
   )

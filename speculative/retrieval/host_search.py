@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from speculative.retrieval import search
 from speculative.retrieval.device_store import DeviceShard
 from speculative.retrieval.device_store import DeviceStore
 from speculative.retrieval.search import Continuations
@@ -84,15 +85,17 @@ def _longest(store: DeviceStore, text: list[int], min_ngram: int) -> int:
   return lengths[num_known - 1] if num_known else 0
 
 
-def longest_match(
+def find(
     store: DeviceStore,
     text_BS: np.ndarray,
     seq_len_B: np.ndarray,
     *,
     max_ngram: int,
     min_ngram: int = 1,
+    backoff: bool = False,
+    enough: int = 1,
 ) -> Match:
-  """Finds the longest end of every text that occurs in any shard.
+  """Finds the ends of every text that occur in any shard.
 
   Args:
     store: of host arrays, P shards.
@@ -100,32 +103,64 @@ def longest_match(
     seq_len_B: tokens of the text that count.
     max_ngram: longest end looked for; at most the store's depth.
     min_ngram: shortest end that counts.
+    backoff: whether shorter ends than the longest are wanted.
+    enough: occurrences of longer ends after which they are not.
 
   Returns:
-    The Match, int64.
+    The Match, int64, of all lengths with `backoff`, else of one.
 
   Raises:
     ValueError: As DeviceStore.check_ngrams.
   """
   store.check_ngrams(min_ngram, max_ngram)
   B, P = len(text_BS), len(store.shards)
-  length_B = np.zeros(B, np.int64)
-  low_BP, high_BP = np.zeros((B, P), np.int64), np.zeros((B, P), np.int64)
+  G = max_ngram + 1 - min_ngram if backoff else 1
+  length_BG = np.zeros((B, G), np.int64)
+  low_BGP, high_BGP = np.zeros((2, B, G, P), np.int64)
   for b, seq_len in enumerate(seq_len_B.tolist()):
     text = text_BS[b, max(seq_len - max_ngram, 0) : seq_len].tolist()
     # Ids that are no tokens match nothing, the separator's own included.
     while any(token >= store.separator for token in text):
       del text[0]
-    length = length_B[b] = _longest(store, text, min_ngram)
-    for p, shard in enumerate(store.shards if length else ()):
-      low, high = _interval(shard, text[-length:])
-      if low < high:
-        low_BP[b, p], high_BP[b, p] = low, high
-  return Match(length_B=length_B, low_BP=low_BP, high_BP=high_BP)
+    longest, count = _longest(store, text, min_ngram), 0
+    for length in range(longest, min_ngram - 1 if longest else 0, -1):
+      g = max_ngram - length if backoff else 0
+      length_BG[b, g] = length
+      for p, shard in enumerate(store.shards):
+        low, high = _interval(shard, text[-length:])
+        if low < high:
+          low_BGP[b, g, p], high_BGP[b, g, p] = low, high
+          count += high - low
+      if not backoff or count >= enough:
+        break
+  return Match(length_BG=length_BG, low_BGP=low_BGP, high_BGP=high_BGP)
+
+
+def _share_out(
+    count_BG: np.ndarray, num_rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns what `search.share_out` does."""
+  row_1R = np.arange(num_rows)[None, :]
+  end_BG = np.minimum(np.cumsum(count_BG, axis=1), num_rows)
+  match_BR = (row_1R[:, :, None] >= end_BG[:, None, :]).sum(axis=2)
+  match_BR = np.minimum(match_BR, count_BG.shape[1] - 1)
+  start_BG = np.pad(end_BG[:, :-1], ((0, 0), (1, 0)))
+  start_BR, count_BR, num_BR = (
+      np.take_along_axis(x_BG, match_BR, axis=1)
+      for x_BG in (start_BG, count_BG, end_BG - start_BG)
+  )
+  index_BR = row_1R - start_BR
+  spaced_BR = index_BR * count_BR // np.maximum(num_BR, 1)
+  return match_BR, np.where(count_BR > num_BR, spaced_BR, index_BR)
 
 
 def continuations(
-    store: DeviceStore, match: Match, *, num_rows: int, length: int
+    store: DeviceStore,
+    match: Match,
+    *,
+    num_rows: int,
+    length: int,
+    backoff: bool = False,
 ) -> Continuations:
   """Reads what followed the matches, as `search.continuations` does.
 
@@ -134,27 +169,32 @@ def continuations(
     match: in them.
     num_rows: R.
     length: C.
+    backoff: see `search.continuations`.
 
   Returns:
     The Continuations, int32 arrays of the host.
   """
-  count_BP = match.high_BP - match.low_BP
-  B = len(count_BP)
-  count_B1 = count_BP.sum(axis=1, keepdims=True)
-  row_R = np.arange(num_rows)
-  number_BR = np.where(count_B1 > num_rows, row_R * count_B1 // num_rows, row_R)
+  count_BGP = match.high_BGP - match.low_BGP
+  B, _, P = count_BGP.shape
+  count_BG = count_BGP.sum(axis=2)
+  match_BR, number_BR = _share_out(count_BG, num_rows)
+  length_BR = np.take_along_axis(match.length_BG, match_BR, axis=1)
   tokens_BRC = np.full((B, num_rows, length), store.separator, np.int64)
-  before_B1 = np.zeros((B, 1), np.int64)
+  before_BG = np.zeros_like(count_BG)
   for p, shard in enumerate(store.shards):
-    at_BR = number_BR - before_B1
-    b, r = np.nonzero((at_BR >= 0) & (at_BR < count_BP[:, p, None]))
-    first = shard.suffixes_N[match.low_BP[b, p] + at_BR[b, r]]
-    tokens_BRC[b, r] = _windows(shard, first + match.length_B[b], length)
-    before_B1 += count_BP[:, p, None]
+    at_BR = number_BR - np.take_along_axis(before_BG, match_BR, axis=1)
+    here_BR = np.take_along_axis(count_BGP[..., p], match_BR, axis=1)
+    b, r = np.nonzero((at_BR >= 0) & (at_BR < here_BR))
+    low = match.low_BGP[b, match_BR[b, r], p]
+    first = shard.suffixes_N[low + at_BR[b, r]]
+    tokens_BRC[b, r] = _windows(shard, first + length_BR[b, r], length)
+    before_BG += count_BGP[..., p]
   # Ids above the separator are of a corrupt file.
   inside_BRC = np.logical_and.accumulate(tokens_BRC < store.separator, axis=-1)
+  is_row_BR = number_BR < np.take_along_axis(count_BG, match_BR, axis=1)
+  worth_BR = search.worth(length_BR) if backoff else np.ones_like(length_BR)
   return Continuations(
       tokens_BRC=np.where(inside_BRC, tokens_BRC, 0).astype(np.int32),
       len_BR=inside_BRC.sum(axis=-1, dtype=np.int32),
-      weight_BR=(row_R < count_B1).astype(np.int32),
+      weight_BR=np.where(is_row_BR, worth_BR, 0).astype(np.int32),
   )

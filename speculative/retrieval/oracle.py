@@ -70,21 +70,24 @@ def sort_suffixes(
   return np.array(positions, np.uint32)
 
 
-def longest_match(
+def find(
     shards: Sequence[Shard],
     text: Sequence[int],
     *,
     max_ngram: int,
     min_ngram: int = 1,
-) -> Found:
-  """Finds the longest end of a text that occurs in any shard.
+    backoff: bool = False,
+) -> list[Found]:
+  """Finds the ends of a text that occur in any shard, the longest first.
 
   Args:
     shards: of the store.
     text: token ids.
     max_ngram: longest end looked for.
     min_ngram: shortest one that counts.
+    backoff: whether more than the longest are wanted.
   """
+  known = []
   for length in range(min(max_ngram, len(text)), min_ngram - 1, -1):
     end = list(text[len(text) - length :])
     starts = [
@@ -94,37 +97,42 @@ def longest_match(
         if list(shard.tokens[start : start + length]) == end
     ]
     if starts:
-      return Found(length, starts)
-  return Found(0, [])
+      known.append(Found(length, starts))
+  return known if backoff else known[:1]
 
 
 def continuations(
     shards: Sequence[Shard],
-    found: Found,
+    known: Sequence[Found],
     *,
     num_rows: int,
     length: int,
     separator: int,
-) -> list[list[int]]:
+) -> list[tuple[list[int], int]]:
   """Returns what followed the occurrences, up to the ends of documents.
 
   Args:
     shards: of the store.
-    found: in them.
-    num_rows: R; of more occurrences those number floor(i * count / R) are
-      taken.
+    known: ends found in them.
+    num_rows: R; one after another has a row for every occurrence, but where
+      more are left than rows, those number floor(i * count / rows left).
     length: most tokens of a row.
     separator: ends documents.
+
+  Returns:
+    Tokens, and the length of the end that they followed.
   """
-  count = len(found.starts)
-  chosen = range(count)
-  if count > num_rows:
-    chosen = [i * count // num_rows for i in range(num_rows)]
   rows = []
-  for p, start in (found.starts[i] for i in chosen):
-    first = start + found.length
-    row = [int(t) for t in shards[p].tokens[first : first + length]]
-    rows.append(row[: row.index(separator)] if separator in row else row)
+  for found in known:
+    count, left = len(found.starts), num_rows - len(rows)
+    chosen = range(count)
+    if count > left:
+      chosen = [i * count // left for i in range(left)]
+    for p, start in (found.starts[i] for i in chosen):
+      first = start + found.length
+      row = [int(t) for t in shards[p].tokens[first : first + length]]
+      row = row[: row.index(separator)] if separator in row else row
+      rows.append((row, found.length))
   return rows
 
 
@@ -135,8 +143,9 @@ def context(
     min_ngram: int = 1,
     num_rows: int,
     length: int,
-) -> list[list[int]]:
-  """Returns what followed the longest earlier matches of a text's own end.
+    backoff: bool = False,
+) -> list[tuple[list[int], int]]:
+  """Returns what followed earlier matches of a text's own end.
 
   Args:
     text: token ids.
@@ -144,16 +153,24 @@ def context(
     min_ngram: shortest one that counts.
     num_rows: most rows; later occurrences come first.
     length: tokens of a row, which goes round where it meets the text's end.
+    backoff: whether shorter matches come after the longest, each occurrence
+      once, as the longest that it is.
+
+  Returns:
+    Tokens, and the length of the match that they followed.
   """
+  rows, seen = [], set()
   for n in range(min(max_ngram, len(text) - 1), min_ngram - 1, -1):
     end = list(text[len(text) - n :])
     after = [i for i in range(n, len(text)) if list(text[i - n : i]) == end]
-    if after:
-      return [
-          [text[i + k % (len(text) - i)] for k in range(length)]
-          for i in reversed(after[-num_rows:])
-      ]
-  return []
+    for i in reversed(after):
+      if i not in seen:
+        seen.add(i)
+        row = [text[i + k % (len(text) - i)] for k in range(length)]
+        rows.append((row, n))
+    if rows and not backoff:
+      break
+  return rows[:num_rows]
 
 
 def _shuffled(num_rows: int, seed: int) -> list[int]:

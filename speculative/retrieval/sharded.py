@@ -127,8 +127,9 @@ def retrieve(
     min_ngram: int = 1,
     num_rows: int,
     length: int,
+    backoff: bool = False,
 ) -> Continuations:
-  """Finds what followed the longest ends of texts, in the shards of all.
+  """Finds what followed the ends of texts, in the shards of all.
 
   Args:
     store: split over the axis.
@@ -136,10 +137,11 @@ def retrieve(
     seq_len_B: int32, likewise.
     mesh: as the store was placed on.
     axis: likewise.
-    max_ngram: see `search.longest_match`.
-    min_ngram: see `search.longest_match`.
+    max_ngram: see `search.find`.
+    min_ngram: see `search.find`.
     num_rows: see `search.continuations`.
     length: see `search.continuations`.
+    backoff: see `search.find`.
 
   Returns:
     The Continuations, the same on every device.
@@ -147,33 +149,42 @@ def retrieve(
 
   def on_device(store, text_BS, seq_len_B):
     local = store.local()
-    match = search.longest_match(
-        local, text_BS, seq_len_B, max_ngram=max_ngram, min_ngram=min_ngram
+    match = search.find(
+        local,
+        text_BS,
+        seq_len_B,
+        max_ngram=max_ngram,
+        min_ngram=min_ngram,
+        backoff=backoff,
     )
-    mine_2B = jnp.stack([match.length_B, match.count_B])
-    all_Q2B = jax.lax.all_gather(mine_2B, axis)
-    length_B = all_Q2B[:, 0].max(axis=0)
+    mine_2BG = jnp.stack([match.length_BG, match.count_BG])
+    all_Q2BG = jax.lax.all_gather(mine_2BG, axis)
+    length_BG = all_Q2BG[:, 0].max(axis=0)
     # Devices that know less know nothing.
-    count_QB = jnp.where(all_Q2B[:, 0] == length_B[None], all_Q2B[:, 1], 0)
-    index_Q1 = jnp.arange(count_QB.shape[0], dtype=jnp.int32)[:, None]
-    is_before_Q1 = index_Q1 < jax.lax.axis_index(axis)
-    before_B = search.total(jnp.where(is_before_Q1, count_QB, 0), axis=0)
-    count_B = search.total(count_QB, axis=0)
-    counts_B1 = (match.length_B == length_B)[:, None]
+    count_QBG = jnp.where(all_Q2BG[:, 0] == length_BG[None], all_Q2BG[:, 1], 0)
+    index_Q11 = jnp.arange(count_QBG.shape[0])[:, None, None]
+    is_before_Q11 = index_Q11 < jax.lax.axis_index(axis)
+    before_BG = search.total(jnp.where(is_before_Q11, count_QBG, 0), axis=0)
+    count_BG = search.total(count_QBG, axis=0)
+    counts_BG1 = (match.length_BG == length_BG)[..., None]
     match = Match(
-        length_B=length_B,
-        low_BP=jnp.where(counts_B1, match.low_BP, 0),
-        high_BP=jnp.where(counts_B1, match.high_BP, 0),
+        length_BG=length_BG,
+        low_BGP=jnp.where(counts_BG1, match.low_BGP, 0),
+        high_BGP=jnp.where(counts_BG1, match.high_BGP, 0),
     )
-    number_BR = search.spread(count_B, num_rows) - before_B[:, None]
-    tokens_BRC, len_BR = search.read(local, match, number_BR, length=length)
+    match_BR, number_BR = search.share_out(count_BG, num_rows)
+    before_BR = jnp.take_along_axis(before_BG, match_BR, axis=1)
+    tokens_BRC, len_BR = search.read(
+        local, match, match_BR, number_BR - before_BR, length=length
+    )
     both = jnp.concatenate([tokens_BRC, len_BR[..., None]], axis=-1)
     both = jax.lax.psum(both, axis)
-    row_1R = jnp.arange(num_rows, dtype=jnp.int32)[None, :]
     return Continuations(
         tokens_BRC=both[..., :-1],
         len_BR=both[..., -1],
-        weight_BR=(row_1R < count_B[:, None]).astype(jnp.int32),
+        weight_BR=search.weights(
+            length_BG, count_BG, match_BR, number_BR, backoff
+        ),
     )
 
   replicated = PartitionSpec()

@@ -9,6 +9,7 @@ from speculative.errors import UserError
     [
         ({'sources': 'web'}, "retrieval.sources is 'web'; .* both, store"),
         ({'selection': 'best'}, "retrieval.selection is 'best'"),
+        ({'matches': 'all'}, "retrieval.matches is 'all'; .* backoff, longest"),
         ({'placement': 'here'}, "retrieval.placement is 'here'"),
         ({'max_ngram': 31}, 'retrieval.max_ngram is 31; .* 1 to 30'),
         ({'buckets': (24, 8)}, r'buckets is \(24, 8\); .* ascending order'),
@@ -18,9 +19,19 @@ from speculative.errors import UserError
         ({'buckets': 8}, 'retrieval.buckets is 8; it needs to be numbers'),
         ({'buckets': '8'}, "retrieval.buckets is '8'; it needs to be numbers"),
         (
-            {'context_rows': 1024, 'context_weight': 1000, 'length': 64},
+            {
+                'context_rows': 1024,
+                'context_weight': 1000,
+                'length': 64,
+                'matches': 'longest',
+            },
             r'context_rows \* context_weight \+ num_rows is 1024128; .* length '
             '64 .* at most 29126',
+        ),
+        (
+            {'num_rows': 4096},
+            r'context_rows \* context_weight \+ num_rows, times 64 for '
+            'matches=backoff, is 294912; .* at most 52223',
         ),
     ],
     ids=str,

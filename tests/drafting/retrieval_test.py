@@ -82,8 +82,9 @@ def texts() -> list[list[int]]:
         _drafter(7, length=4, sources='context', context_rows=3),
         _drafter(9, num_rows=6, length=5, max_ngram=3, shape='tree'),
         _drafter(9, num_rows=6, shape='tree', selection='random'),
+        _drafter(9, num_rows=6, shape='tree', matches='longest'),
     ],
-    ids=['both', 'store', 'context', 'tree', 'random tree'],
+    ids=['both', 'store', 'context', 'tree', 'random tree', 'longest'],
 )
 def test_proposals_equal_the_oracle(make_state, shards, texts, drafter, room):
   got = _propose(drafter, _on_device(shards), make_state(texts, room=room))
@@ -91,28 +92,35 @@ def test_proposals_equal_the_oracle(make_state, shards, texts, drafter, room):
   got = jax.tree.map(np.asarray, got)
   settings = drafter.settings
   ngrams = dict(max_ngram=settings.max_ngram, min_ngram=settings.min_ngram)
+  ngrams['backoff'] = settings.matches == 'backoff'
   some = 0
   for b, text in enumerate(texts):
     rows, weights = [], []
+
     if settings.sources != 'store':
+      num_rows = settings.context_rows
       near = oracle.context(
-          text, num_rows=settings.context_rows, length=settings.length, **ngrams
+          text, num_rows=num_rows, length=settings.length, **ngrams
       )
-      rows += near + [[]] * (settings.context_rows - len(near))
-      weights += [4] * settings.context_rows
+      rows += near + [([], 0)] * (num_rows - len(near))
+      weights += [32] * num_rows
     if settings.sources != 'context':
-      found = oracle.longest_match(shards, text, **ngrams)
       far = oracle.continuations(
           shards,
-          found,
+          oracle.find(shards, text, **ngrams),
           num_rows=settings.num_rows,
           length=settings.length,
           separator=_V,
       )
-      rows += far + [[]] * (settings.num_rows - len(far))
+      rows += far + [([], 0)] * (settings.num_rows - len(far))
       weights += [1] * settings.num_rows
+    if settings.matches == 'backoff':
+      lengths = [n for _, n in rows]
+      weights = [
+          w * 2 ** min(n, 6) for w, n in zip(weights, lengths, strict=True)
+      ]
     expected = oracle.select(
-        rows,
+        [row for row, _ in rows],
         weights,
         num_nodes=drafter.num_draft_tokens,
         how='chain' if drafter.shape == 'chain' else settings.selection,

@@ -13,7 +13,14 @@ _S = 24
 
 _continuations = functools.partial(
     jax.jit,
-    static_argnames=('max_ngram', 'min_ngram', 'num_rows', 'length', 'weight'),
+    static_argnames=(
+        'max_ngram',
+        'min_ngram',
+        'num_rows',
+        'length',
+        'weight',
+        'backoff',
+    ),
 )(context.continuations)
 
 
@@ -38,17 +45,28 @@ _text = st.integers(0, 2).flatmap(
 
 
 @pytest.mark.parametrize(
-    'max_ngram, min_ngram, num_rows', [(4, 1, 3), (3, 2, 40), (1, 1, 1)]
+    'max_ngram, min_ngram, num_rows, backoff',
+    [
+        (4, 1, 3, False),
+        (3, 2, 40, False),
+        (1, 1, 1, False),
+        (4, 1, 3, True),
+        (8, 2, 40, True),
+    ],
 )
 @hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
 @hypothesis.given(
     texts=st.lists(_text, min_size=6, max_size=6), rubbish=st.integers(0, 2)
 )
 def test_continuations_equal_a_linear_scan(
-    max_ngram, min_ngram, num_rows, texts, rubbish
+    max_ngram, min_ngram, num_rows, backoff, texts, rubbish
 ):
   settings = dict(
-      max_ngram=max_ngram, min_ngram=min_ngram, num_rows=num_rows, length=5
+      max_ngram=max_ngram,
+      min_ngram=min_ngram,
+      num_rows=num_rows,
+      length=5,
+      backoff=backoff,
   )
   got = _continuations(*_pad(texts, rubbish), weight=3, **settings)
   got = jax.tree.map(np.asarray, got)
@@ -56,6 +74,7 @@ def test_continuations_equal_a_linear_scan(
     rows = oracle.context(text, **settings)
     absent = num_rows - len(rows)
     assert got.len_BR[b].tolist() == [5] * len(rows) + [0] * absent
-    assert got.weight_BR[b].tolist() == [3] * len(rows) + [0] * absent
-    expected = np.array(rows + [[0] * 5] * absent)
+    weights = [3 * 2 ** min(n, 6) if backoff else 3 for _, n in rows]
+    assert got.weight_BR[b].tolist() == weights + [0] * absent
+    expected = np.array([row for row, _ in rows] + [[0] * 5] * absent)
     np.testing.assert_array_equal(got.tokens_BRC[b], expected)

@@ -25,32 +25,49 @@ def test_suffixes_are_sorted_by_window_then_position():
 
 def test_the_longest_end_of_any_shard_wins():
   shards = [_shard([3, 1, 2, 7]), _shard([5, 4, 1, 2, 8], [4, 1, 2])]
-  found = oracle.longest_match(shards, [6, 4, 1, 2], max_ngram=4)
-  assert found == Found(3, [(1, 1), (1, 6)])
+  found = oracle.find(shards, [6, 4, 1, 2], max_ngram=4)
+  assert found == [Found(3, [(1, 1), (1, 6)])]
   rows = oracle.continuations(
       shards, found, num_rows=4, length=3, separator=_END
   )
-  assert rows == [[8], []]
-  found = oracle.longest_match(shards, [6, 4, 1, 2], max_ngram=2)
-  assert found == Found(2, [(0, 1), (1, 2), (1, 7)])
-  assert oracle.longest_match(shards, [1, 0], max_ngram=4).length == 0
-  assert oracle.longest_match([], [1, 2], max_ngram=4) == Found(0, [])
+  assert rows == [([8], 3), ([], 3)]
+  found = oracle.find(shards, [6, 4, 1, 2], max_ngram=2)
+  assert found == [Found(2, [(0, 1), (1, 2), (1, 7)])]
+  assert oracle.find(shards, [1, 0], max_ngram=4) == []
+  assert oracle.find([], [1, 2], max_ngram=4) == []
+
+
+def test_with_backoff_shorter_ends_get_the_rows_that_are_left():
+  shards = [_shard([3, 1, 2, 7]), _shard([5, 4, 1, 2, 8], [4, 1, 2])]
+  found = oracle.find(shards, [6, 4, 1, 2], max_ngram=4, backoff=True)
+  assert [f.length for f in found] == [3, 2, 1]
+  rows = oracle.continuations(
+      shards, found, num_rows=4, length=3, separator=_END
+  )
+  # Of the three places of 1 2 the first and the second.
+  assert rows == [([8], 3), ([], 3), ([7], 2), ([8], 2)]
 
 
 def test_of_many_occurrences_rows_are_evenly_spaced():
   shards = [_shard([1, 0], [1, 2], [1, 4], [1, 6], [1, 8])]
-  found = oracle.longest_match(shards, [1], max_ngram=4)
+  found = oracle.find(shards, [1], max_ngram=4)
   rows = oracle.continuations(
       shards, found, num_rows=3, length=1, separator=_END
   )
-  assert rows == [[0], [2], [6]]
+  assert rows == [([0], 1), ([2], 1), ([6], 1)]
 
 
 def test_context_reads_the_latest_matches_round_and_round():
   text = [1, 2, 3, 1, 2, 5, 1, 2]
   rows = oracle.context(text, max_ngram=4, num_rows=2, length=4)
-  assert rows == [[5, 1, 2, 5], [3, 1, 2, 5]]
+  assert rows == [([5, 1, 2, 5], 2), ([3, 1, 2, 5], 2)]
   assert oracle.context([1, 2], max_ngram=4, num_rows=2, length=4) == []
+
+
+def test_context_with_backoff_reads_every_earlier_match_once():
+  text = [2, 2, 3, 1, 2, 5, 1, 2]
+  rows = oracle.context(text, max_ngram=4, num_rows=3, length=2, backoff=True)
+  assert rows == [([5, 1], 2), ([3, 1], 1), ([2, 3], 1)]
 
 
 def test_select_by_weight_is_a_tree_in_breadth_first_order():

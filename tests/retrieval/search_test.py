@@ -18,13 +18,18 @@ _LENGTH = 4
 _WIDTH = 20
 
 
-@functools.partial(jax.jit, static_argnames=('min_ngram', 'max_ngram'))
-def _search(store, text_BS, seq_len_B, *, min_ngram=1, max_ngram=_MAX_NGRAM):
-  match = search.longest_match(
-      store, text_BS, seq_len_B, max_ngram=max_ngram, min_ngram=min_ngram
+@functools.partial(jax.jit, static_argnames=('min_ngram', 'backoff'))
+def _search(store, text_BS, seq_len_B, *, min_ngram=1, backoff=False):
+  match = search.find(
+      store,
+      text_BS,
+      seq_len_B,
+      max_ngram=_MAX_NGRAM,
+      min_ngram=min_ngram,
+      backoff=backoff,
   )
   return match, search.continuations(
-      store, match, num_rows=_NUM_ROWS, length=_LENGTH
+      store, match, num_rows=_NUM_ROWS, length=_LENGTH, backoff=backoff
   )
 
 
@@ -61,22 +66,25 @@ def _texts(rng, ids, shards, num: int) -> tuple[np.ndarray, np.ndarray]:
   return text_BS.astype(np.int32), seq_len_B.astype(np.int32)
 
 
-def _check(shards, separator, text_BS, seq_len_B, match, found, min_ngram=1):
-  match, found = jax.tree.map(np.asarray, (match, found))
-  for b, (text, seq_len) in enumerate(zip(text_BS, seq_len_B, strict=True)):
-    expected = oracle.longest_match(
+def _check(shards, separator, texts, got, min_ngram=1, backoff=False):
+  match, found = jax.tree.map(np.asarray, got)
+  for b, (text, seq_len) in enumerate(zip(*texts, strict=True)):
+    expected = oracle.find(
         shards,
         text[:seq_len].tolist(),
         max_ngram=_MAX_NGRAM,
         min_ngram=min_ngram,
+        backoff=backoff,
     )
-    assert match.length_B[b] == expected.length
-    counts = [0] * len(shards)
-    for p, _ in expected.starts:
-      counts[p] += 1
-    counts_P = match.high_BP[b] - match.low_BP[b]
-    # Shards without suffixes are not there.
-    assert [c for c in counts_P if c] == [c for c in counts if c]
+    is_known_G = match.length_BG[b] > 0
+    lengths = match.length_BG[b][is_known_G].tolist()
+    assert lengths == [end.length for end in expected]
+    assert match.length_B[b] == max(lengths, default=0)
+    counts_GP = (match.high_BGP[b] - match.low_BGP[b])[is_known_G]
+    for counts_P, end in zip(counts_GP, expected, strict=True):
+      counts = [sum(p == q for q, _ in end.starts) for p in range(len(shards))]
+      # Shards without suffixes are not there.
+      assert [c for c in counts_P if c] == [c for c in counts if c]
     rows = oracle.continuations(
         shards,
         expected,
@@ -84,10 +92,12 @@ def _check(shards, separator, text_BS, seq_len_B, match, found, min_ngram=1):
         length=_LENGTH,
         separator=separator,
     )
-    num, absent = len(rows), _NUM_ROWS - len(rows)
-    assert found.weight_BR[b].tolist() == [1] * num + [0] * absent
-    got = zip(found.tokens_BRC[b], found.len_BR[b], strict=True)
-    assert [t[:n].tolist() for t, n in got] == rows + [[]] * absent
+    absent = _NUM_ROWS - len(rows)
+    weights = [2 ** min(n, 6) if backoff else 1 for _, n in rows]
+    assert found.weight_BR[b].tolist() == weights + [0] * absent
+    tokens = zip(found.tokens_BRC[b], found.len_BR[b], strict=True)
+    expected = [row for row, _ in rows] + [[]] * absent
+    assert [t[:n].tolist() for t, n in tokens] == expected
     assert not found.tokens_BRC[b][
         np.arange(_LENGTH) >= found.len_BR[b][:, None]
     ].any()
@@ -116,25 +126,26 @@ def _check(shards, separator, text_BS, seq_len_B, match, found, min_ngram=1):
         'no suffix',
     ],
 )
-def test_search_equals_a_linear_scan(ids, num_tokens):
+@pytest.mark.parametrize('backoff', [False, True])
+def test_search_equals_a_linear_scan(ids, num_tokens, backoff):
   rng = np.random.default_rng(len(num_tokens) + ids[-1])
   ids = np.array(ids)
   separator = int(ids.max()) + 1
   shards = _shards(rng, ids, num_tokens)
-  text_BS, seq_len_B = _texts(rng, ids, shards, 1500)
-  match, found = _search(_on_device(shards, separator), text_BS, seq_len_B)
-  _check(shards, separator, text_BS, seq_len_B, match, found)
+  texts = _texts(rng, ids, shards, 1500)
+  got = _search(_on_device(shards, separator), *texts, backoff=backoff)
+  _check(shards, separator, texts, got, backoff=backoff)
 
 
 def test_short_matches_do_not_count_below_min_ngram():
   rng = np.random.default_rng(0)
   ids = np.arange(4)
   shards = _shards(rng, ids, [60])
-  text_BS, seq_len_B = _texts(rng, ids, shards, 200)
-  match, found = _search(_on_device(shards, 4), text_BS, seq_len_B, min_ngram=4)
-  _check(shards, 4, text_BS, seq_len_B, match, found, min_ngram=4)
-  lengths = set(np.asarray(match.length_B).tolist())
-  assert lengths == {0, 4, 5, 6}
+  texts = _texts(rng, ids, shards, 200)
+  for backoff in (False, True):
+    got = _search(_on_device(shards, 4), *texts, min_ngram=4, backoff=backoff)
+    _check(shards, 4, texts, got, min_ngram=4, backoff=backoff)
+    assert set(np.asarray(got[0].length_B).tolist()) == {0, 4, 5, 6}
 
 
 def test_what_lies_behind_a_text_changes_nothing():
@@ -157,9 +168,7 @@ def test_what_is_no_token_matches_nothing(module):
   if module is search:
     store = jax.device_put(store)
   text_BS = np.array([[2, 4, 1], [1, 2, 4], [1, 2, 9], [0, 1, 2]], np.int32)
-  match = module.longest_match(
-      store, text_BS, np.full(4, 3, np.int32), max_ngram=3
-  )
+  match = module.find(store, text_BS, np.full(4, 3, np.int32), max_ngram=3)
   assert match.length_B.tolist() == [1, 0, 0, 2]
 
 
@@ -171,7 +180,7 @@ def test_a_search_for_other_lengths_than_a_store_is_sorted_by_is_refused(
   depth = 64 if ngrams[1] > 30 else 4
   store = stores.of_tokens([], separator=3, depth=depth)
   with pytest.raises(ValueError, match='the depth of the store'):
-    module.longest_match(
+    module.find(
         store,
         np.zeros((1, 8), np.int32),
         np.ones(1, np.int32),
@@ -188,16 +197,39 @@ def test_the_middle_of_large_bounds_does_not_overflow():
 
 
 def test_more_occurrences_than_int32_holds_stop_there():
-  high_BP = jnp.array([[2**30] * 3, [2**30, 5, 7]], jnp.int32)
-  match = search.Match(jnp.ones(2, jnp.int32), jnp.zeros_like(high_BP), high_BP)
-  assert match.count_B.tolist() == [2**31 - 1, 2**30 + 12]
+  high_BGP = jnp.array([[[2**30] * 3], [[2**30, 5, 7]]], jnp.int32)
+  length_BG = jnp.ones((2, 1), jnp.int32)
+  match = search.Match(length_BG, jnp.zeros_like(high_BGP), high_BGP)
+  assert match.count_BG.tolist() == [[2**31 - 1], [2**30 + 12]]
 
 
 @pytest.mark.parametrize('count', [0, 1, 63, 64, 65, 1000, 2**31 - 1])
 def test_rows_are_spread_evenly_over_any_count(count):
-  got = search.spread(jnp.array([count], jnp.int32), 64)
+  match_BR, got = search.share_out(jnp.array([[count]], jnp.int32), 64)
   expected = [i if count <= 64 else i * count // 64 for i in range(64)]
   np.testing.assert_array_equal(got, [expected])
+  assert not match_BR.any()
+
+
+def test_rows_are_dealt_out_to_the_longest_match_first():
+  counts_BG = jnp.array(
+      [[2, 5, 3], [0, 1, 2], [4, 2**31 - 1, 7], [0, 0, 0]], jnp.int32
+  )
+  match_BR, number_BR = search.share_out(counts_BG, 6)
+  np.testing.assert_array_equal(
+      match_BR,
+      [[0, 0, 1, 1, 1, 1], [1] + [2] * 5, [0] * 4 + [1] * 2, [2] * 6],
+  )
+  # Four rows for five occurrences; beyond what is there, numbers of none.
+  np.testing.assert_array_equal(
+      number_BR,
+      [
+          [0, 1, 0, 1, 2, 3],
+          [0, 0, 1, 2, 3, 4],
+          [0, 1, 2, 3, 0, 2**30 - 1],
+          [0, 1, 2, 3, 4, 5],
+      ],
+  )
 
 
 def test_ids_keep_their_bits_on_the_device():

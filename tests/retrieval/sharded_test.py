@@ -26,16 +26,21 @@ def _store(rng, ids, num_tokens):
   return stores.of_tokens(arrays, separator=separator)
 
 
-@jax.jit
-def _whole(store, text_BS, seq_len_B):
-  match = search.longest_match(store, text_BS, seq_len_B, **_SETTINGS)
-  return search.continuations(store, match, **_ROWS)
+@functools.partial(jax.jit, static_argnames='backoff')
+def _whole(store, text_BS, seq_len_B, *, backoff):
+  match = search.find(store, text_BS, seq_len_B, backoff=backoff, **_SETTINGS)
+  return search.continuations(store, match, backoff=backoff, **_ROWS)
 
 
-def _split(mesh):
+def _split(mesh, backoff):
   return jax.jit(
       functools.partial(
-          sharded.retrieve, mesh=mesh, axis='model', **_SETTINGS, **_ROWS
+          sharded.retrieve,
+          mesh=mesh,
+          axis='model',
+          backoff=backoff,
+          **_SETTINGS,
+          **_ROWS,
       )
   )
 
@@ -49,15 +54,19 @@ def _split(mesh):
     ],
     ids=['ten shards on eight devices', 'three on four, 24 bits', 'none'],
 )
-def test_shards_on_devices_give_what_they_give_on_one(shape, ids, num_tokens):
+@pytest.mark.parametrize('backoff', [False, True])
+def test_shards_on_devices_give_what_they_give_on_one(
+    shape, ids, num_tokens, backoff
+):
   rng = np.random.default_rng(len(num_tokens))
   ids = np.array(ids)
   store = _store(rng, ids, num_tokens)
   mesh = sharding.make_mesh(*shape)
   text_BS = rng.choice(ids, size=(60, 9)).astype(np.int32)
   seq_len_B = rng.integers(1, 9, size=60).astype(np.int32)
-  got = _split(mesh)(sharded.place(store, mesh, 'model'), text_BS, seq_len_B)
-  expected = _whole(store, text_BS, seq_len_B)
+  placed = sharded.place(store, mesh, 'model')
+  got = _split(mesh, backoff)(placed, text_BS, seq_len_B)
+  expected = _whole(store, text_BS, seq_len_B, backoff=backoff)
   jax.tree.map(np.testing.assert_array_equal, got, expected)
   assert (np.asarray(expected.weight_BR).sum() > 0) == bool(num_tokens)
 
@@ -68,6 +77,8 @@ def test_two_collectives_bring_the_results_together():
   placed = sharded.place(store, mesh, 'model')
   assert {s.data.shape for s in placed.low_PN.addressable_shards} == {(1, 40)}
   text_BS = np.zeros((3, 9), np.int32)
-  compiled = _split(mesh).lower(placed, text_BS, np.ones(3, np.int32)).compile()
+  search_all = _split(mesh, backoff=True)
+  lowered = search_all.lower(placed, text_BS, np.ones(3, np.int32))
+  compiled = lowered.compile()
   kinds = [c.kind for c in hlo.collectives(compiled.as_text())]
   assert sorted(kinds) == ['all-gather', 'all-reduce']
