@@ -39,7 +39,7 @@ _MEASURED = _COLUMNS[5:8] + _COLUMNS[11:12]
 # where nothing else is said, in trees of so many nodes.
 _LONGEST = 16
 _NODES = 24
-_STUDIED = re.compile(r'(nodes|random|longest) (\d+)')
+_STUDIED = re.compile(r'(nodes|shorter|random|longest) (\d+)')
 # What is drawn of the rows, each on an axis of its own.
 _LEFT = ('decode/tokens_per_round', 'tokens per round')
 _RIGHT = ('speedup/measured', 'speed-up over plain decoding (×)')
@@ -68,10 +68,12 @@ def studies(found: dict[str, dict]) -> dict[str, list[tuple[float, dict]]]:
     found: results by step.
 
   Returns:
-    By 'nodes', 'random', 'longest' and 'size' (in millions of tokens), each in
-    ascending order.
+    By 'nodes', 'shorter' (nodes, with back-off), 'random' (nodes), 'longest' and
+    'size' (in millions of tokens), each in ascending order.
   """
-  points = {'nodes': [], 'random': [], 'longest': [], 'size': []}
+  points = {
+      name: [] for name in ('nodes', 'shorter', 'random', 'longest', 'size')
+  }
   for row in found.get('study', {'rows': ()})['rows']:
     if match := _STUDIED.fullmatch(row['row/name']):
       points[match[1]].append((int(match[2]), row))
@@ -102,6 +104,7 @@ def tables(found: dict[str, dict]) -> str:
   said = bench_rows.table(_COLUMNS, main_rows(found))
   headings = {
       'nodes': 'nodes of the tree',
+      'shorter': 'nodes, shorter ends too',
       'random': 'nodes chosen at random',
       'longest': 'longest match looked for',
       'size': 'datastore, million tokens',

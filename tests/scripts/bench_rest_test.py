@@ -82,6 +82,7 @@ def test_studies_are_in_order_and_share_the_usual_setting(script):
   assert found == {
       'nodes': [(7, 1.6), (24, 1.7)],
       'random': [(7, 1.4)],
+      'shorter': [],
       'longest': [(2, 1.3), (16, 1.7)],
       'size': [(0.125, 1.5), (2.0, 1.7)],
   }
