@@ -56,7 +56,6 @@ rest=retrieval.matches=longest,retrieval.context_weight=4
 table=(
   'name=look-up 4,kind=lookup,num_draft_tokens=4'
   'name=datastore 7,kind=retrieval,retrieval.sources=store,num_draft_tokens=7'
-  'name=text 7,kind=retrieval,retrieval.sources=context,num_draft_tokens=7'
   'name=both 7,kind=retrieval,num_draft_tokens=7'
   "name=both 7 of REST,kind=retrieval,$rest,num_draft_tokens=7"
   'name=both 24,kind=retrieval,num_draft_tokens=24'

@@ -7,7 +7,6 @@ the package does at import.
 from collections.abc import Iterator
 import gc
 import os
-import pathlib
 
 # A test machine may carry an accelerator; `tpu` tests ask for it by setting
 # this. Child processes of tests inherit it.
@@ -18,12 +17,11 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 from speculative import topology  # noqa: E402
+from speculative.tasks import memory_maps  # noqa: E402
 
 NUM_CPU_DEVICES = 8
 
-# Every compiled program maps memory, and Linux grants a process 65,530 maps;
-# beyond them the compiler ends it with a segmentation fault.
-_MAPS = pathlib.Path('/proc/self/maps')
+# Of compiled programs, see `memory_maps`.
 _MANY_MAPS = 12_000
 
 
@@ -56,6 +54,6 @@ def key() -> jax.Array:
 def _forget_programs() -> Iterator[None]:
   """Drops compiled programs after a file of tests, when there are many."""
   yield
-  if _MAPS.exists() and len(_MAPS.read_bytes().splitlines()) > _MANY_MAPS:
+  if memory_maps.num_maps() > _MANY_MAPS:
     jax.clear_caches()
     gc.collect()

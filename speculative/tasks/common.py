@@ -16,6 +16,7 @@ from speculative.decoding.config import DecodeConfig
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
 from speculative.tasks import hosts
+from speculative.tasks import memory_maps
 from speculative.tasks import results
 from speculative.tasks import turns
 
@@ -236,7 +237,11 @@ def name(drafter: DrafterConfig) -> str:
 
 
 def warm_up(run: Prepared, settings: Sequence[DrafterConfig]) -> None:
-  """Compiles every program the run will need."""
+  """Compiles every program the run will need.
+
+  Raises:
+    UserError: If that are more than a process can hold.
+  """
   logging.info('Compiling for %d setting(s) ...', len(settings))
   warm = set()
   for batch in run.batches:
@@ -245,5 +250,6 @@ def warm_up(run: Prepared, settings: Sequence[DrafterConfig]) -> None:
     if shape in warm:
       continue
     warm.add(shape)
-    for drafter in settings:
+    for done, drafter in enumerate(settings):
+      memory_maps.check(done, len(settings))
       run.model.engine(drafter).warm_up(batch, run.decode)
