@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import itertools
 import pathlib
+import time
 
 from absl import logging
 from ml_collections import config_dict
 
 from speculative import api
 from speculative import config as config_lib
+from speculative.bench import report
 from speculative.bench.prompts import Prompt
 from speculative.decoding import engine
 from speculative.decoding.config import DecodeConfig
@@ -216,6 +219,8 @@ def repeats(config: config_dict.ConfigDict) -> int:
 
 # Of the row beside which all others are set.
 PLAIN = 'plain'
+# Seconds between two lines while programs are compiled.
+_SAY_EVERY_S = 15.0
 
 
 def plain(drafter: DrafterConfig) -> DrafterConfig:
@@ -242,14 +247,23 @@ def warm_up(run: Prepared, settings: Sequence[DrafterConfig]) -> None:
   Raises:
     UserError: If that are more than a process can hold.
   """
-  logging.info('Compiling for %d setting(s) ...', len(settings))
-  warm = set()
+  # Batches of one size and bucket share their programs.
+  shapes: dict[tuple[int, int], Sequence[Sequence[int]]] = {}
   for batch in run.batches:
-    # Batches of one size and bucket share their programs.
-    shape = (len(batch), engine.bucket(max(map(len, batch))))
-    if shape in warm:
-      continue
-    warm.add(shape)
-    for done, drafter in enumerate(settings):
-      memory_maps.check(done, len(settings))
-      run.model.engine(drafter).warm_up(batch, run.decode)
+    shapes.setdefault((len(batch), engine.bucket(max(map(len, batch)))), batch)
+  total = len(shapes) * len(settings)
+  logging.info(
+      'Compiling for %d setting(s) and %d shape(s) of prompts ...',
+      len(settings),
+      len(shapes),
+  )
+  started = said = time.monotonic()
+  pairs = itertools.product(shapes.values(), settings)
+  for done, (batch, drafter) in enumerate(pairs):
+    memory_maps.check(done, total)
+    run.model.engine(drafter).warm_up(batch, run.decode)
+    now = time.monotonic()
+    if now - said > _SAY_EVERY_S:
+      said = now
+      line = report.progress(done + 1, total, now - started, 'program')
+      logging.info('%s', line)

@@ -24,8 +24,8 @@ def check(done: int, wanted: int) -> None:
   """Ends a run that is about to be ended by the compiler.
 
   Args:
-    done: settings that are compiled for one shape of prompts.
-    wanted: settings in all.
+    done: pairs of a setting and a shape of prompts that are compiled.
+    wanted: such pairs in all.
 
   Raises:
     UserError: If too few maps are left for more programs.
@@ -35,8 +35,8 @@ def check(done: int, wanted: int) -> None:
   num, most = num_maps(), int(_MOST.read_text())
   if num > _FULL * most:
     raise UserError(
-        f'programs of {done} of {wanted} settings map {num} pieces of memory, '
-        f'and this system grants a process {most}; list fewer in '
-        'config.bench.settings, take prompts of more equal length, or raise '
-        'vm.max_map_count.'
+        f'{num} pieces of memory are mapped by the programs of {done} of '
+        f'{wanted} pairs of setting and length of prompts, and this system '
+        f'grants a process {most}; list fewer in config.bench.settings, take '
+        'prompts of more equal length, or raise vm.max_map_count.'
     )
