@@ -26,7 +26,5 @@ def test_a_run_that_would_crash_the_compiler_ends_with_the_reason(
   most.write_text('200\n')
   memory_maps.check(3, 12)
   most.write_text('100\n')
-  with pytest.raises(
-      UserError, match='90 pieces .* 3 of 12 .* 100;'
-  ):
+  with pytest.raises(UserError, match='90 pieces .* 3 of 12 .* 100;'):
     memory_maps.check(3, 12)
