@@ -294,7 +294,8 @@ def _provenance(rows: Sequence[Row], found: Mapping[str, Any]) -> str:
   return (
       f'{found["model"]}{draft}, batch 1, greedy, {found["num_prompts"]} '
       f'prompts × {found["max_new_tokens"]} tokens × {found["repeats"]} '
-      f'repeats, turns interleaved; {found["env/hardware"]}, '
+      'repeats, turns interleaved; rates from the prompt on, of all prompts '
+      f'together; {found["env/hardware"]}, '
       f'{found["env/threads"]} threads; {said}, Python '
       f'{platform.python_version()}; {found["env/date"]}. Share of a core used '
       f'by waiting contestants: at most {idle:.1%}; by the rest of the '

@@ -123,15 +123,18 @@ def test_ours_is_measured_beside_a_peer(
   monkeypatch.setattr(
       peers.main, 'sources', types.SimpleNamespace(resolve=lambda x: x)
   )
+  # Of one bucket, so that everyone compiles once.
+  prompts = tmp_path / 'prompts.jsonl'
+  prompts.write_text('{"prompt": "abcabc"}\n{"prompt": "one two "}\n')
   out = tmp_path / 'found.json'
   flags = [
       '--model=random://tiny',
+      f'--prompts={prompts}',
       '--draft=random://tiny_draft',
       '--ours=float32',
       '--peer=float32',
       f'--peer-python={python}',
       '--contestants=ours:plain,ours:lookup,ours:lm,transformers:plain',
-      '--limit=2',
       '--max-new-tokens=12',
       '--repeats=1',
       f'--out={out}',
