@@ -5,7 +5,7 @@
 # package. On Linux the index's torch may bring some 3 GB of CUDA libraries;
 #   PEER_PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
 # avoids them. llama.cpp comes as source and is compiled for this processor,
-# which takes a C++ compiler and some ten minutes of two cores.
+# which takes a C++ compiler and some twenty minutes of one core.
 
 readonly PEER_REQUIREMENTS='torch==2.13.0 transformers==4.57.6
   accelerate==1.15.0 gguf==0.19.0 sentencepiece==0.2.3 numpy>=2'
