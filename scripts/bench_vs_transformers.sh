@@ -1,14 +1,26 @@
 #!/usr/bin/env bash
-# Plain greedy decoding against transformers' generate: same machine, same
-# weights, same prompts, the two taking turns prompt by prompt.
+# Greedy decoding against transformers' generate (plain, look-up, an assistant)
+# and, with --llama-cpp, against llama.cpp on the file as it is: same machine,
+# weights, prompts, threads and number of tokens, everyone taking turns prompt
+# by prompt.
 #
-#   bash scripts/bench_vs_transformers.sh [--prompts=FILE.jsonl] [--limit=N]
-#     [--model=REFERENCE] [--ours=auto,float32] [--peer=float32,bfloat16]
-#     [--repeats=N] [--threads=N] [--out=results.json]
+#   bash scripts/bench_vs_transformers.sh [--llama-cpp] [--model=REFERENCE]
+#     [--draft=REFERENCE] [--draft-dtype=auto|int8]
+#     [--contestants=ours:plain,transformers:lookup,...]
+#     [--setting=SIDE:NAME:FIELDS ...] [--ours=auto,float32]
+#     [--peer=float32,bfloat16] [--prompts=FILE.jsonl] [--limit=N]
+#     [--max-new-tokens=N] [--repeats=N] [--threads=N] [--out=results.json]
 #
-# Prints one Markdown table. Makes an environment for the peer (see
-# scripts/lib/peer_env.sh) and uses .venv for ours; OURS_PYTHON, an interpreter
-# that has the package, replaces the latter.
+# Without --contestants: plain and look-up on every side; with a draft that is a
+# GGUF file, as its own model on ours and as transformers' assistant; with
+# another draft, ours beside look-up (hybrid). scripts/peer_contestants.py lists
+# the settings. --setting adds one, its fields being those of a drafter of ours,
+# of transformers' GenerationConfig, or of llama.cpp's look-up.
+#
+# Prints one Markdown table. With --out every turn is written down as it is
+# taken, and a run that was stopped goes on where it was. Makes environments for
+# the peers (see scripts/lib/peer_env.sh) and uses .venv for ours; OURS_PYTHON,
+# an interpreter that has the package, replaces the latter.
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -16,10 +28,23 @@ root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 . "$root/scripts/lib/make_env.sh"
 . "$root/scripts/lib/peer_env.sh"
 
+flags=()
+with_llama=no
+for flag in "$@"; do
+  case "$flag" in
+    --llama-cpp) with_llama=yes ;;
+    *) flags+=("$flag") ;;
+  esac
+done
 make_peer_env
+flags=(--peer-python="$PEER_PYTHON" ${flags[@]+"${flags[@]}"})
+if [ "$with_llama" = yes ]; then
+  make_llama_env
+  flags+=(--llama-python="$LLAMA_PYTHON")
+fi
 if [ -z "${OURS_PYTHON:-}" ]; then
   make_first_env "$root" "$root/.venv" ''
   OURS_PYTHON=$ENV_PYTHON
 fi
-exec "$OURS_PYTHON" "$root/scripts/bench_vs_transformers.py" \
-  --peer-python="$PEER_PYTHON" "$@"
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+exec "$OURS_PYTHON" "$root/scripts/bench_vs_transformers.py" "${flags[@]}"

@@ -15,6 +15,6 @@ root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 
 make_peer_env
 if [ "${WITH_LLAMA_CPP:-0}" = 1 ]; then
-  "$PEER_PYTHON" -m pip install --quiet 'llama-cpp-python==0.3.36'
+  "$PEER_PYTHON" -m pip install --quiet "$LLAMA_REQUIREMENTS"
 fi
 exec "$PEER_PYTHON" "$root/scripts/make_references.py" "$@"

@@ -1,14 +1,17 @@
-"""A machine made of small shell scripts that pose as Pythons."""
+"""A machine of small shell scripts that pose as Pythons, and a posing peer."""
 
 import ast
 from collections.abc import Callable
 import importlib
+import json
 import os
 import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import textwrap
+import types
 
 from ml_collections import config_dict
 import pytest
@@ -37,6 +40,43 @@ _POSING = """\
         exit {pip_code}
         ;;
     esac
+"""
+# Adds to a prompt the numbers from its sum on; writes down what it was asked.
+_FAKE_PEER = """\
+    import argparse, json, sys
+    sys.path.insert(0, {scripts!r})
+    import peer_protocol
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--settings', type=json.loads)
+    args, _ = parser.parse_known_args()
+
+    def run(request):
+      print('a library says something')
+      with open({asked!r}, 'a') as file:
+        said = request['setting'], request['ids'], request['max_new_tokens']
+        file.write(json.dumps(said) + '\\n')
+      num = request['max_new_tokens'] - (request['setting'] == 'short')
+      if request['setting'] == 'broken':
+        raise RuntimeError('no such thing\\nat all')
+      first = sum(request['ids'])
+      # Look-up brings one more than asked for.
+      num += request['setting'] == 'lookup'
+      return {{
+          'token_ids': list(range(first, first + num)),
+          'num_counted': num - 1,
+          'prefill_s': 0.5,
+          'decode_s': 2.0,
+      }}
+
+    def load():
+      if 'unready' in args.settings:
+        raise ValueError('cannot be loaded')
+      if 'silent' in args.settings:
+        sys.exit(1)
+      return peer_protocol.Served({{'dtype': 'float32', 'fake': '7'}}, run)
+
+    peer_protocol.serve(load)
 """
 
 
@@ -148,3 +188,37 @@ def config_of(monkeypatch) -> Callable[[str], config_dict.ConfigDict]:
     return config
 
   return read
+
+
+@pytest.fixture
+def peers(monkeypatch) -> types.SimpleNamespace:
+  """The parts of the comparison as modules."""
+  monkeypatch.syspath_prepend(str(_ROOT / 'scripts'))
+  names = ('contestants', 'protocol', 'report', 'turns')
+  modules = {name: importlib.import_module(f'peer_{name}') for name in names}
+  main = importlib.import_module('bench_vs_transformers')
+  return types.SimpleNamespace(main=main, **modules)
+
+
+@pytest.fixture
+def fake_peer(tmp_path):
+  """A script that poses as a peer, what it was asked, and how to start it."""
+  script, asked = tmp_path / 'fake.py', tmp_path / 'asked.jsonl'
+  script.write_text(
+      textwrap.dedent(_FAKE_PEER).format(
+          scripts=str(_ROOT / 'scripts'), asked=str(asked)
+      )
+  )
+
+  def take_asked():
+    lines = asked.read_text().splitlines() if asked.exists() else []
+    asked.unlink(missing_ok=True)
+    return [tuple(json.loads(line)) for line in lines]
+
+  def command(*settings):
+    said = json.dumps(dict.fromkeys(settings, ''))
+    return [sys.executable, script, f'--settings={said}']
+
+  return types.SimpleNamespace(
+      command=command, script=script, take_asked=take_asked
+  )
