@@ -131,5 +131,5 @@ def test_a_tree_of_more_nodes_than_there_are_paths_is_refused(tmp_path, plain):
   path = _write(tmp_path / 'x', [[1, 2]], plain[0].tokenizer, num=2)
   tree = dict(shape='tree', levels=2)
   api.open_model(_NAME, drafter=_drafter(path, num_draft_tokens=6, **tree))
-  with pytest.raises(UserError, match='2 levels has at most 6 .* 2 succ.* 7;'):
+  with pytest.raises(UserError, match='2 levels has at most 6 .* 2 succ.*=7;'):
     api.open_model(_NAME, drafter=_drafter(path, num_draft_tokens=7, **tree))
