@@ -31,8 +31,9 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter = config_dict.ConfigDict()
   # 'none', 'lookup' (the text so far), 'retrieval' (a datastore and the text so
   # far), 'lm' (a second model), 'hybrid': from text where something is found,
-  # the model elsewhere; or 'cascade': text drafts for the model, which reads
-  # what it is handed in one pass and drafts what it would have drafted alone.
+  # the model elsewhere; 'cascade': text drafts for the model, which reads what
+  # it is handed in one pass and drafts what it would have drafted alone; or
+  # 'bigram': a table of what follows the last token most often.
   config.drafter.kind = 'none'
   # A reference, a directory that a draft was saved to, or 'target' for the
   # target's own first layers.
@@ -58,8 +59,9 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter.cascade_tokens = 4
   # A 'chain', or a 'tree' of decode.num_draft_tokens nodes. The tree of a draft
   # model has its likeliest tokens on so many levels: of each it reads the width
-  # likeliest nodes and offers as many children of every one. Or the model draws
-  # a 'drawn_tree', widths[i] children of every node of level i.
+  # likeliest nodes and offers as many children of every one. That of a bigram
+  # table has the likeliest paths of so many levels. Or the model draws a
+  # 'drawn_tree', widths[i] children of every node of level i.
   config.drafter.shape = 'chain'
   config.drafter.levels = 4
   config.drafter.width = 3
@@ -90,6 +92,12 @@ def get_config() -> config_dict.ConfigDict:
   config.drafter.retrieval.placement = 'whole'
   # Sizes of trees, below num_draft_tokens, that passes are compiled for.
   config.drafter.retrieval.buckets = (8, 24)
+  # For 'bigram': a table (task 'build_datastore', datastore.mode 'bigram'), and
+  # what follows tokens of which it knows no successor: the most 'frequent'
+  # tokens, or 'none'. It is loaded for any kind, so that bench.settings and
+  # verify.drafters can be 'bigram'.
+  config.drafter.table = ''
+  config.drafter.table_fallback = 'frequent'
 
   config.mesh = config_dict.ConfigDict()
   # Devices the rows of a batch are dealt out to, and that split every layer.
@@ -236,10 +244,13 @@ def get_config() -> config_dict.ConfigDict:
   config.collect.store = ''
 
   config.datastore = config_dict.ConfigDict()
-  # 'build', 'append' to what is there, 'inspect' it, or 'reduce' another one.
+  # 'build', 'append' to what is there, 'inspect' it or 'reduce' another one; or
+  # 'bigram' to count a bigram table of the same texts instead.
   config.datastore.mode = 'build'
-  # The file; 'datastore.store' in the workdir when empty.
+  # The file; when empty, 'datastore.store' or 'bigram.table' in the workdir.
   config.datastore.store = ''
+  # For 'bigram': likeliest successors of every token that are kept.
+  config.datastore.successors = 4
   # Files that are a document each: globs, '**' for any depth, or
   # 'python:stdlib' and 'python:packages' for the sources of this Python.
   config.datastore.texts = ()
@@ -258,7 +269,7 @@ def get_config() -> config_dict.ConfigDict:
   # Longest match, at most 30.
   config.datastore.depth = 16
   # What is sorted at once, at up to 30 bytes of memory a token, 45 where ids
-  # have more than 16 bits, and searched by itself.
+  # have more than 16 bits or pairs are counted, and searched by itself.
   config.datastore.shard_tokens = 50_000_000
   # That encode text; 0 is one a core.
   config.datastore.num_processes = 0

@@ -20,6 +20,7 @@ from speculative.errors import UserError
 from speculative.language_model import LanguageModel
 from speculative.language_model import Result
 from speculative.models import precision as precision_lib
+from speculative.retrieval import bigram_table
 from speculative.retrieval import datastore
 from speculative.retrieval import device_store
 from speculative.retrieval.device_store import DeviceStore
@@ -136,8 +137,8 @@ def open_model(
 
   Raises:
     UserError: If a reference cannot be resolved, a setting is wrong, or the
-      draft model or the datastore has another tokenizer or was made for another
-      target.
+      draft model, the datastore or the bigram table has another tokenizer or
+      was made for another target.
   """
   drafter = drafter_config.named(drafter)
   _check_hosts(drafter)
@@ -169,9 +170,15 @@ def open_model(
     )
   if drafter.dtype == 'int8':
     _check_int8(drafter, draft_placement)
-  store = None
+  store = table = None
   if drafter.uses_store:
     store = _open_store(opened, drafter)
+  if drafter.table:
+    table = bigram_table.for_device(
+        bigram_table.open_table(
+            drafter.table, tokenizer=opened.tokenizer.fingerprint
+        ).counted
+    )
   model = LanguageModel(
       opened,
       draft,
@@ -181,6 +188,7 @@ def open_model(
       placement=placement,
       draft_placement=draft_placement,
       store=store,
+      table=table,
   )
   model.check_drafter()
   return model

@@ -147,6 +147,8 @@ def parse(config: config_dict.ConfigDict) -> RunConfig:
           rule=decode.verification,
           store=drafter.store,
           retrieval=RetrievalConfig(**drafter.retrieval),
+          table=drafter.table,
+          table_fallback=drafter.table_fallback,
       ),
       decode=DecodeConfig(
           max_new_tokens=_int32('decode.max_new_tokens', decode.max_new_tokens),

@@ -33,6 +33,7 @@ from speculative.models.config import TransformerConfig
 from speculative.models.draft import DraftModel
 from speculative.models.transformer import Transformer
 from speculative.retrieval import sharded
+from speculative.retrieval.bigram_table import DeviceTable
 from speculative.retrieval.device_store import DeviceStore
 from speculative.retrieval.sharded import ShardedStore
 from speculative.sharding import Placement
@@ -75,12 +76,13 @@ class LanguageModel:
       placement: Placement,
       draft_placement: Placement,
       store: DeviceStore | None = None,
+      table: DeviceTable | None = None,
   ) -> None:
     """Keeps what was opened; `open_model` is the way to call this."""
     self._target, self._draft = target, draft
     self._layers, self._drafter = layers, drafter
     self._placement, self._draft_placement = placement, draft_placement
-    self._store = store
+    self._store, self._table = store, table
     # By what of them a drafter uses, see `loaded.parts_of`.
     self._weights: dict[tuple[str, ...], Weights] = {}
     self._engines: dict[DrafterConfig, Engine] = {}
@@ -115,6 +117,7 @@ class LanguageModel:
       store, model = self._load_store(), self._load_draft(target)
       self._weights = {
           (): Weights(target),
+          ('table',): Weights(target, self._placement.put(self._table)),
           ('store',): Weights(target, store),
           ('model',): Weights(target, model),
           ('store', 'model'): Weights(target, StoreAndModel(store, model)),
@@ -213,6 +216,7 @@ class LanguageModel:
       )
     if drafter.uses_store and self._store is not None:
       drafter.check_depth(self._store.depth)
+    loaded.check_table(drafter, self._drafter, self._table)
     model = self._draft_model(drafter) if drafter.uses_model else None
     built = build.build(
         drafter,

@@ -1,4 +1,4 @@
-"""Drafters that a draft model cannot be: one line, nothing read or written."""
+"""Drafters that cannot be: one line, nothing read or written."""
 
 import importlib
 import pathlib
@@ -69,8 +69,19 @@ def call(monkeypatch, tmp_path, capsys):
         (_TRAINED | _drawn(2, 1, num=4), 'leans on its target and draws no'),
         (_RANDOM | _drawn(300, num=300), 'the vocabulary has'),
         (_TRAINED | _tree(65), 'width is 65, but'),
+        ({'drafter.kind': 'bigram'}, 'needs a table; set config.drafter.table'),
+        (
+            {'drafter.kind': 'bigram', 'drafter.table': 'no/such'},
+            'there is no bigram table no/such; build it with',
+        ),
     ],
-    ids=['trained', 'wider than the vocabulary', 'wider than the head'],
+    ids=[
+        'trained',
+        'wider than the vocabulary',
+        'wider than the head',
+        'no table named',
+        'no table there',
+    ],
 )
 def test_a_tree_that_cannot_be_drafted_is_one_line(
     call, monkeypatch, tmp_path, task, fields, fragment

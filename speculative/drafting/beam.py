@@ -74,7 +74,7 @@ def choose(
   """Drafts the likeliest nodes of all that were offered.
 
   A parent is never less likely than its child and stands before it, so what is
-  chosen is a tree.
+  chosen is a tree. What has no probability at all is not drafted.
 
   Args:
     levels: from the children of the last committed token on.
@@ -92,20 +92,26 @@ def choose(
       ]
   )
   # Equals in the order of their places.
-  _, chosen_BM = jax.lax.top_k(offered.score_BN, num_nodes)
+  score_BM, chosen_BM = jax.lax.top_k(offered.score_BN, num_nodes)
+  # What has no probability comes last, and the others are a tree without it.
+  end = offered.score_BN.shape[1]
+  chosen_BM = jnp.where(score_BM > -jnp.inf, chosen_BM, end)
   chosen_BM = jnp.sort(chosen_BM, axis=1)
+  is_node_BM = chosen_BM < end
   parent_BM1 = drafter_lib.rows_of(offered.parent_BN, chosen_BM)[..., None]
   is_parent_BMM = parent_BM1 == chosen_BM[:, None, :]
+  is_parent_BMM &= is_node_BM[..., None]
   node_M = jnp.arange(num_nodes, dtype=jnp.int32)
   parent_BM = jnp.max(
       jnp.where(is_parent_BMM, node_M[None, None, :], -1), axis=-1
   )
-  depth_BM = depth_N[chosen_BM]
+  tokens_BM = drafter_lib.rows_of(offered.tokens_BN, chosen_BM)
+  depth_BM = jnp.where(is_node_BM, depth_N[jnp.minimum(chosen_BM, end - 1)], 1)
   return Proposal(
-      tokens_BM=drafter_lib.rows_of(offered.tokens_BN, chosen_BM),
+      tokens_BM=jnp.where(is_node_BM, tokens_BM, 0),
       parent_BM=parent_BM,
       depth_BM=depth_BM,
-      valid_BM=drafter_lib.within_depth(state, depth_BM),
+      valid_BM=is_node_BM & drafter_lib.within_depth(state, depth_BM),
       shape='tree',
   )
 

@@ -6,6 +6,7 @@ from speculative.decoding import drafter as drafter_lib
 from speculative.decoding.drafter import Drafter
 from speculative.decoding.loop import Model
 from speculative.drafting.beam import Beam
+from speculative.drafting.bigram import Bigram
 from speculative.drafting.cascade import Cascade
 from speculative.drafting.config import DrafterConfig
 from speculative.drafting.hidden_lm import HiddenLm
@@ -40,6 +41,10 @@ def build(
     UserError: If the draft model cannot draft what the config asks for.
   """
   J = config.num_draft_tokens
+  if config.uses_table:
+    return Bigram(
+        J, config.shape, levels=config.levels, fallback=config.table_fallback
+    )
   if not config.uses_model:
     return _text(config, J, placement)
   if config.shape == 'drawn_tree':

@@ -45,8 +45,9 @@ def changed(
   """Returns a drafter with other fields, without those it then has no use for.
 
   What is dropped is what `DrafterConfig` refuses: a model, a datastore, widths,
-  a shape that the kind does not draft, and tokens from text beside a tree. A
-  field among the changes stays, so that one without use is refused.
+  a shape that the kind does not draft, and tokens from text beside a tree; and
+  a bigram table. A field among the changes stays, so that one without use is
+  refused.
 
   Args:
     drafter: what is changed.
@@ -69,6 +70,8 @@ def changed(
     unused += _OF_MODEL
   if not wanted.uses_store:
     unused.append('store')
+  if not wanted.uses_table:
+    unused.append('table')
   if wanted.kind != 'hybrid' or wanted.shape != 'tree':
     unused.append('hybrid_tokens')
   is_drawn = wanted.shape == 'drawn_tree'
@@ -159,8 +162,11 @@ def _uses(drafter: DrafterConfig, field: str) -> bool:
       'hybrid_ngram': kind == 'hybrid',
       'hybrid_tokens': kind == 'hybrid' and drafter.shape == 'tree',
       'cascade_tokens': kind == 'cascade',
-      'levels': drafter.drafts_tree,
+      'levels': drafter.drafts_tree
+      or (drafter.uses_table and drafter.shape == 'tree'),
       'width': drafter.drafts_tree,
+      'table': drafter.uses_table,
+      'table_fallback': drafter.uses_table,
   }
   return used.get(field, drafter.uses_model or field not in _OF_MODEL)
 

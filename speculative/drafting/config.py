@@ -6,20 +6,21 @@ import operator
 
 from speculative.decoding import config as decode_config
 from speculative.decoding import verify
+from speculative.drafting import bigram_config
 from speculative.drafting import retrieval_config
 from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.errors import UserError
 
 # No chain this long has ever been accepted; buffers grow with it.
 MOST_DRAFT_TOKENS = 256
-KINDS = ('none', 'lookup', 'retrieval', 'lm', 'hybrid', 'cascade')
+KINDS = ('none', 'lookup', 'retrieval', 'lm', 'hybrid', 'cascade', 'bigram')
 WITH_MODEL = ('lm', 'hybrid', 'cascade')
 # Kinds that also draft from text, and what they may draft with there.
 WITH_BOTH = ('hybrid', 'cascade')
 TEXT_SOURCES = ('lookup', 'retrieval')
 SHAPES = ('chain', 'tree', 'drawn_tree')
 # Drafters whose law is one-hot: their sampled output is plain decoding's own.
-DETERMINISTIC = ('none', 'lookup', 'retrieval')
+DETERMINISTIC = ('none', 'lookup', 'retrieval', 'bigram')
 _RETRIEVAL = retrieval_config.NAME
 
 
@@ -30,8 +31,9 @@ class DrafterConfig:
   Attributes:
     kind: 'none' (plain decoding), 'lookup', 'retrieval' (from a datastore and
       the text so far), 'lm', 'hybrid' (from text where something is found, the
-      draft model elsewhere) or 'cascade' (text drafts for the draft model,
-      which drafts for the target).
+      draft model elsewhere), 'cascade' (text drafts for the draft model, which
+      drafts for the target) or 'bigram' (from a table of what follows the last
+      token most often).
     model: reference of the draft model, for 'lm', 'hybrid' and 'cascade';
       'target' drafts with the first num_layers layers of the target itself,
       sharing its weights.
@@ -56,12 +58,16 @@ class DrafterConfig:
       'lm' it may also draw a 'drawn_tree'. A retrieved chain goes to the
       heaviest child each time.
     widths: of a drawn tree, children of every node of each level.
-    levels: of a tree of likeliest tokens.
+    levels: of a tree of likeliest tokens, a model's or a table's.
     width: nodes of a level that the model reads; children it offers of each.
     rule: how sampled drafts are verified, 'token' by token or as a 'block'.
     store: path of the datastore, for 'retrieval' with it.
     retrieval: for 'retrieval', as kind or as hybrid_source; its own max_ngram
       and min_ngram count there, but for the hybrid_ngram of 'hybrid'.
+    table: path of the bigram table, for 'bigram'; any kind may have one, so
+      that a change of it can be 'bigram'.
+    table_fallback: for 'bigram', what follows tokens without successors in the
+      table: the most 'frequent' tokens, or 'none'.
   """
 
   kind: str = 'none'
@@ -83,6 +89,8 @@ class DrafterConfig:
   rule: str = 'token'
   store: str = ''
   retrieval: RetrievalConfig = RetrievalConfig()
+  table: str = ''
+  table_fallback: str = 'frequent'
 
   def __post_init__(self) -> None:
     retrieval_config.check_ints(self, 'drafter')
@@ -136,6 +144,9 @@ class DrafterConfig:
     self._check_both()
     self._check_shape()
     self._check_store()
+    bigram_config.check(
+        kind=self.kind, table=self.table, fallback=self.table_fallback
+    )
 
   def _check_both(self) -> None:
     """Refuses text that cannot draft beside a model."""
@@ -295,6 +306,11 @@ class DrafterConfig:
   def uses_store(self) -> bool:
     """Whether there is a datastore."""
     return self.uses_retrieval and self.retrieval.uses_store
+
+  @property
+  def uses_table(self) -> bool:
+    """Whether drafts come from a bigram table."""
+    return self.kind == 'bigram'
 
   @property
   def uses_retrieval(self) -> bool:

@@ -8,9 +8,11 @@ from speculative.decoding.engine import Engine
 from speculative.decoding.host_engine import HostEngine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting import bigram_config
 from speculative.drafting import given
 from speculative.drafting.config import DrafterConfig
 from speculative.errors import UserError
+from speculative.retrieval.bigram_table import DeviceTable
 from speculative.retrieval.device_store import DeviceStore
 
 
@@ -25,14 +27,18 @@ def weights_of(drafter: DrafterConfig) -> dict[str, object]:
 
 
 def parts_of(drafter: DrafterConfig) -> tuple[str, ...]:
-  """Returns which params a drafter takes, of 'store' and 'model'.
+  """Returns which params a drafter takes, of 'table', 'store' and 'model'.
 
   Args:
     drafter: whose.
   """
   if drafter.is_plain:
     return ()
-  uses = (('store', drafter.uses_store), ('model', drafter.uses_model))
+  uses = (
+      ('table', drafter.uses_table),
+      ('store', drafter.uses_store),
+      ('model', drafter.uses_model),
+  )
   return tuple(name for name, is_used in uses if is_used)
 
 
@@ -74,6 +80,33 @@ def check_loaded(
           f'{asked[first]!r} is loaded with {loaded[field]!r}; set it to that, '
           'or load the model with the other.'
       )
+
+
+def check_table(
+    drafter: DrafterConfig, loaded: DrafterConfig, table: DeviceTable | None
+) -> None:
+  """Refuses a drafter whose bigram table is not loaded, or has too few paths.
+
+  Args:
+    drafter: that is asked for.
+    loaded: that the model was opened for.
+    table: that was opened for it.
+
+  Raises:
+    UserError: Naming the table, or the field to change.
+  """
+  if not drafter.uses_table:
+    return
+  check_loaded(
+      'bigram table', {'table': drafter.table}, {'table': loaded.table}
+  )
+  if table is not None and drafter.shape == 'tree':
+    bigram_config.check_nodes(
+        num_nodes=drafter.num_draft_tokens,
+        levels=drafter.levels,
+        num_successors=table.num_successors,
+        table=drafter.table,
+    )
 
 
 def make_engine(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from speculative.errors import UserError
+from speculative.retrieval import checked_file
 from speculative.retrieval import store_file
 from speculative.retrieval import store_writer
 from speculative.retrieval import suffix_array
@@ -206,16 +206,14 @@ def open_store(
   if verify not in VERIFY:
     raise ValueError(f'verify is {verify!r}, not one of {VERIFY}.')
   path = pathlib.Path(path).expanduser()
-  with store_file.explained(path):
+  with checked_file.explained(path, store_file.FORMAT):
     # One file for all of it: another may take its place in between.
     with open(path, 'rb') as file:
       header = store_file.read_header(file)
       data = np.memmap(file, np.uint8, mode='r').view(np.ndarray)
-    if tokenizer is not None and header.tokenizer != tokenizer:
-      raise UserError(
-          f'datastore {path} holds ids of the tokenizer '
-          f'{header.tokenizer[:12]}..., but the model has {tokenizer[:12]}...; '
-          'build one for this model.'
+    if tokenizer is not None:
+      checked_file.check_tokenizer(
+          path, store_file.FORMAT, found=header.tokenizer, wanted=tokenizer
       )
     shards = tuple(
         _view(data, shard, header.id_bytes) for shard in header.shards
@@ -226,11 +224,10 @@ def open_store(
 
 
 def _view(data: np.ndarray, shard: ShardHeader, width: int) -> ShardView:
-  arrays = {}
-  for name, array in shard.arrays.items():
-    dtype = store_file.array_dtype(name, width)
-    end = array.offset + array.size * dtype.itemsize
-    arrays[name] = data[array.offset : end].view(dtype)
+  arrays = {
+      name: array.view(data, store_file.array_dtype(name, width))
+      for name, array in shard.arrays.items()
+  }
   return ShardView(
       arrays['low'],
       arrays.get('high'),
@@ -244,8 +241,8 @@ def _verify(header: Header, shards: tuple[ShardView, ...]) -> None:
       zip(header.shards, shards, strict=True)
   ):
     for name, array in said.arrays.items():
-      if store_file.checksum(getattr(shard, name)) != array.sha256:
-        raise store_file.Damaged(
+      if checked_file.checksum(getattr(shard, name)) != array.sha256:
+        raise checked_file.Damaged(
             f'is corrupt: the checksum of {name} of shard {number} is another'
         )
 
@@ -279,7 +276,7 @@ def write(
         shards=tuple(written),
     )
 
-  with store_writer.replacing(path, header) as file:
+  with store_writer.replacing(path, store_file.FORMAT, header) as file:
     for shard in shards:
       arrays = {'low': shard.low, 'high': shard.high}
       arrays['suffixes'] = shard.suffixes

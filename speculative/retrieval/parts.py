@@ -23,6 +23,7 @@ from absl import logging
 
 from speculative.errors import UserError
 from speculative.retrieval import datastore
+from speculative.retrieval import store_file
 from speculative.retrieval import store_writer
 from speculative.retrieval.datastore import Datastore
 from speculative.retrieval.datastore import Facts
@@ -132,7 +133,7 @@ class Parts:
       self._directory.mkdir(parents=True, exist_ok=True)
       self._file = open(self._directory / _LOCK, 'wb')
     try:
-      store_writer.lock(self._file, self._path)
+      store_writer.lock(self._file, self._path, store_file.FORMAT.name)
       self._begin()
     except BaseException:
       self._file.close()

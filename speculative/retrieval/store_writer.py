@@ -1,4 +1,4 @@
-"""Writes the file of a datastore, whole or not at all; see `store_file`."""
+"""Writes files of arrays, whole or not at all; see `checked_file`."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -9,23 +9,24 @@ import hashlib
 import json
 import os
 import pathlib
+from typing import Any
 from typing import BinaryIO
 
 import numpy as np
 
 from speculative.errors import UserError
-from speculative.retrieval import store_file
-from speculative.retrieval.store_file import Array
-from speculative.retrieval.store_file import Header
+from speculative.retrieval import checked_file
+from speculative.retrieval.checked_file import Array
+from speculative.retrieval.checked_file import Format
 
 
 class FileWriter:
   """Writes arrays one after the other; see `replacing`."""
 
-  def __init__(self, file: BinaryIO) -> None:
+  def __init__(self, file: BinaryIO, form: Format) -> None:
     """Leaves room for what comes first in the file but is known last."""
-    self._file = file
-    self._file.write(bytes(store_file.PREAMBLE.size))
+    self._file, self._format = file, form
+    self._file.write(bytes(checked_file.PREAMBLE.size))
 
   def add(self, data: np.ndarray) -> Array:
     """Writes an array.
@@ -38,16 +39,16 @@ class FileWriter:
     """
     offset = self._pad()
     digest = hashlib.sha256()
-    for block in store_file.blocks(data):
+    for block in checked_file.blocks(data):
       digest.update(block)
       self._file.write(block)
     return Array(offset, len(data), digest.hexdigest())
 
-  def finish(self, header: Header) -> None:
+  def finish(self, header: Any) -> None:
     """Writes the header, and where it is.
 
     Args:
-      header: of the whole file.
+      header: of the whole file, a dataclass.
     """
     offset = self._pad()
     text = json.dumps(dataclasses.asdict(header)).encode()
@@ -55,13 +56,18 @@ class FileWriter:
     self._file.seek(0)
     digest = hashlib.sha256(text).digest()
     self._file.write(
-        store_file.PREAMBLE.pack(
-            store_file.MAGIC, store_file.VERSION, 0, offset, len(text), digest
+        checked_file.PREAMBLE.pack(
+            self._format.magic,
+            self._format.version,
+            0,
+            offset,
+            len(text),
+            digest,
         )
     )
 
   def _pad(self) -> int:
-    self._file.write(bytes(-self._file.tell() % store_file.ALIGNMENT))
+    self._file.write(bytes(-self._file.tell() % checked_file.ALIGNMENT))
     return self._file.tell()
 
 
@@ -84,12 +90,13 @@ def writing(path: pathlib.Path) -> Iterator[None]:
     ) from error
 
 
-def lock(file: BinaryIO, path: pathlib.Path) -> None:
+def lock(file: BinaryIO, path: pathlib.Path, name: str) -> None:
   """Keeps other processes out until a file is closed.
 
   Args:
     file: open.
-    path: of the datastore it is about.
+    path: of the file it is about.
+    name: of what that is, in words.
 
   Raises:
     UserError: If one is in.
@@ -98,20 +105,21 @@ def lock(file: BinaryIO, path: pathlib.Path) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except OSError as error:
     raise UserError(
-        f'another process writes the datastore {path}; wait for it, or name '
+        f'another process writes the {name} {path}; wait for it, or name '
         'another file.'
     ) from error
 
 
 @contextlib.contextmanager
 def replacing(
-    path: pathlib.Path, finish: Callable[[], Header]
+    path: pathlib.Path, form: Format, finish: Callable[[], Any]
 ) -> Iterator[FileWriter]:
   """Writes a file that takes the place of another when all of it is there.
 
   Args:
     path: of the file.
-    finish: gives the header when all arrays have been added.
+    form: of it.
+    finish: gives the header, a dataclass, when all arrays have been added.
 
   Yields:
     What adds arrays.
@@ -122,15 +130,15 @@ def replacing(
   """
   beside = path.with_name(f'.{path.name}.new')
   with writing(path), open(beside, 'a+b') as locked:
-    lock(locked, path)
+    lock(locked, path, form.name)
     if not _is_there(beside, locked):
       raise UserError(
-          f'another process has written the datastore {path} just now; run '
+          f'another process has written the {form.name} {path} just now; run '
           'the same again.'
       )
     try:
       with open(beside, 'w+b') as file:
-        writer = FileWriter(file)
+        writer = FileWriter(file, form)
         yield writer
         writer.finish(finish())
         file.flush()

@@ -52,7 +52,12 @@ def identity_of(
   fields = {name: config[name] for name in _GROUPS}
   fields['bench'] = {name: config.bench[name] for name in _FIELDS}
   found = _flat(fields, 'config')
-  for name in ('target.model', 'drafter.model', 'drafter.store'):
+  for name in (
+      'target.model',
+      'drafter.model',
+      'drafter.store',
+      'drafter.table',
+  ):
     if files := _files(found[f'config.{name}'], config.cache_dir):
       found[f'files of config.{name}'] = files
   found |= {

@@ -58,8 +58,8 @@ def _drafters(
     if one.is_plain:
       raise UserError(
           'verify compares a drafter with plain decoding; set '
-          "config.drafter.kind to 'lookup', 'retrieval', 'lm', 'hybrid' or "
-          "'cascade' and config.decode.num_draft_tokens above 0."
+          "config.drafter.kind to 'lookup', 'retrieval', 'bigram', 'lm', "
+          "'hybrid' or 'cascade' and config.decode.num_draft_tokens above 0."
       )
   return found
 

@@ -4,6 +4,7 @@ import pytest
 
 from speculative.decoding import drafter as drafter_lib
 from speculative.drafting import build
+from speculative.drafting.bigram import Bigram
 from speculative.drafting.config import DrafterConfig
 from speculative.drafting.hidden_lm import HiddenLm
 from speculative.drafting.lm import Lm
@@ -93,3 +94,18 @@ def test_a_cascade_guesses_all_but_the_last_token_at_most(
   assert drafter_lib.max_depth(cascade) == num_draft_tokens
   assert drafter_lib.buckets(cascade) == (num_draft_tokens,)
   assert cascade.draft.num_behind == 2
+
+
+@pytest.mark.parametrize('shape, depth', [('chain', 5), ('tree', 3)])
+def test_a_table_drafts_as_its_config_says(shape, depth):
+  config = DrafterConfig(
+      'bigram',
+      table='x',
+      num_draft_tokens=5,
+      shape=shape,
+      levels=3,
+      table_fallback='none',
+  )
+  got = build.build(config, model=None, vocab_size=_V)
+  assert got == Bigram(5, shape, levels=3, fallback='none')
+  assert drafter_lib.max_depth(got) == depth

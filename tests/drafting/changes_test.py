@@ -14,6 +14,7 @@ _LM = DrafterConfig(
     'lm', model='y', dtype='int8', shape='drawn_tree', widths=(4,)
 )
 _BEAM = DrafterConfig('hybrid', model='y', shape='tree', num_draft_tokens=5)
+_BIGRAM = dataclasses.replace(_BEAM, table='z')
 _LONG = dataclasses.replace(_BEAM, hybrid_tokens=12)
 
 
@@ -73,7 +74,21 @@ def _retrieval(**fields) -> RetrievalConfig:
         ),
         (_LONG, 'kind=lm', {'kind': 'lm', 'hybrid_tokens': 0}),
         (_LONG, 'shape=chain', {'shape': 'chain', 'hybrid_tokens': 0}),
+        (_BIGRAM, 'kind=lm', {'kind': 'lm', 'table': ''}),
+        (
+            _LM,
+            'kind=bigram,table=z',
+            {
+                'kind': 'bigram',
+                'table': 'z',
+                'model': '',
+                'dtype': 'auto',
+                'shape': 'chain',
+                'widths': (),
+            },
+        ),
         # What they have use for stays.
+        (_BIGRAM, 'kind=bigram', {'kind': 'bigram', 'model': ''}),
         (_LM, 'widths=(2,1)', {'widths': (2, 1)}),
         (_BEAM, 'kind=lm', {'kind': 'lm'}),
         (_LONG, 'num_draft_tokens=4', {'num_draft_tokens': 4}),
@@ -124,6 +139,7 @@ def test_a_setting_may_have_a_name():
         ('num_draft_tokens=300', '<= 256, got 300'),
         ('retrieval.max_ngram=0', 'max_ngram is 0'),
         ('kind=lm', 'needs a draft model'),
+        ('kind=bigram', 'needs a table; set config.drafter.table'),
         ('name=a|b,kind=lookup', r"cannot be called 'a\|b'"),
         ('kind=lookup,\nnum_draft_tokens=4', 'leave .* line ends out'),
         # Typed, so not dropped.
@@ -152,13 +168,17 @@ def test_a_mistake_names_the_setting_in_one_line(text, message):
         (_REST, 'dtype=int8', 'leave it out'),
         (_REST, 'num_layers=1', 'leave it out'),
         (_REST, 'shards=1', 'leave it out'),
+        (_REST, 'table=z', 'leave it out'),
+        (_REST, 'table_fallback=none', 'leave it out'),
+        (_BIGRAM, 'kind=bigram,width=2', 'leave it out'),
+        (_BIGRAM, 'kind=bigram,shape=chain,levels=2', 'leave it out'),
         (_BEAM, 'min_ngram=2', "did you mean 'hybrid_ngram'"),
         (_BEAM, 'retrieval.max_ngram=4', "did you mean 'max_ngram'"),
         (_BEAM, 'retrieval.sources=context', 'leave it out'),
     ],
 )
 def test_a_field_that_makes_no_difference_is_refused(drafter, text, hint):
-  field = text.partition('=')[0]
+  field = text.rpartition(',')[2].partition('=')[0]
   with pytest.raises(UserError, match=f'{field} makes no difference.*{hint}'):
     changes.parse(text, drafter)
 
@@ -174,6 +194,7 @@ def test_a_field_that_makes_no_difference_is_refused(drafter, text, hint):
         ),
         (_BEAM, 'kind=cascade,shape=chain,cascade_tokens=2,min_ngram=2'),
         (_LM, 'num_layers=1,shards=1'),
+        (_BIGRAM, 'kind=bigram,levels=2,table=y,table_fallback=none'),
     ],
 )
 def test_a_field_that_makes_a_difference_is_taken(drafter, text):

@@ -13,6 +13,31 @@ _BOTH = {'model': 'x', 'hybrid_source': 'retrieval', 'store': 'y'}
     [
         ({'kind': 'medusa'}, "'medusa'.*one of none, lookup, retrieval, lm"),
         ({'kind': 'retrieval'}, "'retrieval' and needs a datastore"),
+        (
+            {'kind': 'bigram'},
+            "'bigram' and needs a table; set config",
+        ),
+        (
+            {'kind': 'bigram', 'table': 'x', 'table_fallback': 'all'},
+            "table_fallback is 'all'; it needs to be one of frequent, none",
+        ),
+        (
+            {'kind': 'bigram', 'table': 'x', 'model': 'y'},
+            "model is 'y', but kind 'bigram' uses none",
+        ),
+        (
+            {'kind': 'bigram', 'table': 'x', 'store': 'y'},
+            "store is 'y', but .* uses none",
+        ),
+        (
+            {
+                'kind': 'bigram',
+                'table': 'x',
+                'shape': 'drawn_tree',
+                'widths': (4,),
+            },
+            "'drawn_tree', which kind 'bigram' does not draft",
+        ),
         ({'shape': 'bush'}, "drafter.shape is 'bush'; .* chain, tree"),
         ({'kind': 'lookup', 'store': 'x'}, "store is 'x', but .* uses none"),
         (
@@ -170,6 +195,8 @@ def test_a_drafter_that_cannot_work_is_refused(settings, message):
         ({'kind': 'lookup', 'num_draft_tokens': 0}, True, True),
         ({'kind': 'retrieval', 'store': 'x'}, False, True),
         ({'kind': 'retrieval', 'retrieval': _CONTEXT}, False, True),
+        ({'kind': 'bigram', 'table': 'x'}, False, True),
+        ({'kind': 'bigram', 'table': 'x', 'shape': 'tree'}, False, True),
         ({'kind': 'lm', 'model': 'x.gguf'}, False, False),
         ({'kind': 'hybrid', 'model': 'x.gguf'}, False, False),
         ({'kind': 'lm', 'model': 'x', 'shape': 'tree'}, False, True),
@@ -226,3 +253,11 @@ def test_a_store_beside_a_model_is_used_where_it_is_asked_for(kind):
   looked_up = DrafterConfig(kind, 'x')
   assert not looked_up.uses_retrieval
   assert looked_up.label == kind
+
+
+@pytest.mark.parametrize('kind', ['none', 'lookup', 'bigram'])
+def test_any_kind_may_have_a_table_and_one_drafts_from_it(kind):
+  drafter = DrafterConfig(kind, table='x')
+  assert drafter.uses_table == (kind == 'bigram')
+  assert not drafter.uses_store and not drafter.uses_model
+  assert drafter.label == kind

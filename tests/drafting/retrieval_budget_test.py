@@ -1,4 +1,4 @@
-"""What a round with retrieval sends between devices. Nothing runs here."""
+"""What rounds with drafts from a corpus send. Nothing runs here."""
 
 import collections
 import dataclasses
@@ -13,12 +13,14 @@ from speculative import sharding
 from speculative.decoding import loop
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting.bigram import Bigram
 from speculative.drafting.lookup import Lookup
 from speculative.drafting.retrieval import Retrieval
 from speculative.drafting.retrieval_config import RetrievalConfig
 from speculative.models.transformer import Transformer
 from speculative.planning import abstract
 from speculative.retrieval import sharded
+from speculative.retrieval.bigram_table import DeviceTable
 from speculative.testing import stores
 from speculative.testing import tiny
 
@@ -39,14 +41,30 @@ def _store(placement, mesh, how):
   return placement.put(store)
 
 
+def _table() -> DeviceTable:
+  V, W = _TARGET.vocab_size, 4
+  return DeviceTable(
+      tokens_VW=np.zeros((V, W), np.int32),
+      score_VW=np.zeros((V, W), np.float32),
+      frequent_W=np.zeros(W, np.int32),
+      frequent_score_W=np.zeros(W, np.float32),
+  )
+
+
 @functools.cache
 def _round(how: str) -> str:
-  """Returns the text of a compiled round; how is 'lookup' or a placement."""
+  """Returns the text of a compiled round.
+
+  Args:
+    how: 'lookup', 'bigram', or where a datastore lies.
+  """
   mesh = sharding.make_mesh(2, 4)
   placement = sharding.place(mesh, _TARGET.axis_sizes, logits='gathered')
   target = Transformer(_TARGET, placement=placement)
   drafter, store = Lookup(3), None
-  if how != 'lookup':
+  if how == 'bigram':
+    drafter, store = Bigram(3), placement.put(_table())
+  elif how != 'lookup':
     settings = RetrievalConfig(
         num_rows=_ROWS, length=_LENGTH, context_rows=4, placement=how
     )
@@ -72,16 +90,17 @@ def _sent(how: str, *, drafting: bool) -> collections.Counter:
   )
 
 
-@pytest.mark.parametrize('how', ['whole', 'split'])
-def test_retrieval_changes_nothing_of_what_verification_sends(how):
+@pytest.mark.parametrize('how', ['whole', 'split', 'bigram'])
+def test_a_corpus_changes_nothing_of_what_verification_sends(how):
   expected = _sent('lookup', drafting=False)
   assert expected
   assert _sent(how, drafting=False) == expected
   assert hlo.host_transfers(_round(how)) == ()
 
 
-def test_a_store_on_every_device_sends_nothing():
-  assert not _sent('whole', drafting=True)
+@pytest.mark.parametrize('how', ['whole', 'bigram'])
+def test_what_lies_on_every_device_sends_nothing(how):
+  assert not _sent(how, drafting=True)
 
 
 def test_a_split_store_sends_its_counts_and_its_rows():

@@ -42,6 +42,7 @@ def loads_nothing(monkeypatch):
         ((3,), 'needs to hold texts'),
         (('kind=retrieval,store=x',), "the setting .*'x' is not loaded"),
         (('kind=lm,model=x',), "the setting .*'x' is not loaded"),
+        (('kind=bigram,table=x',), "table 'x' is not loaded"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything(

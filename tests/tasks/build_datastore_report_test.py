@@ -5,6 +5,7 @@ from speculative.retrieval.datastore import Facts
 from speculative.retrieval.store_file import Source
 from speculative.tasks import build_datastore_report
 from speculative.tasks.build_datastore_report import LeftOut
+from speculative.tasks.build_datastore_report import Made
 from speculative.train.overlap import Found
 
 
@@ -25,7 +26,16 @@ def test_the_report_says_what_there_is_and_what_is_not(tmp_path):
       LeftOut('small', 10, Found('held:1', 1, 0, '')),
       LeftOut('large', 20, Found('held:2', 3, 4, 'w' * 200)),
   ]
-  text = build_datastore_report.report(found, store, left_out)
+  made = Made(
+      title='Datastore',
+      said=build_datastore_report.said(store),
+      sources=sources,
+      values=found,
+      dtype='',
+      workdir=None,
+      left_out=left_out,
+  )
+  text = build_datastore_report.report(found, made)
   assert '1 documents, 4 tokens' in text
   assert '| a/*.py | 1 | 4 | 2 | 50 |' in text
   assert '1,500,000 tokens/s.' in text

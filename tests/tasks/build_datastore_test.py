@@ -11,6 +11,7 @@ from speculative.retrieval import build as build_lib
 from speculative.retrieval import datastore
 from speculative.retrieval import suffix_array
 from speculative.tasks import build_datastore
+from speculative.tasks import datastore_feed
 from speculative.tokenizer import byte_level
 from speculative.train import store as store_lib
 
@@ -148,7 +149,7 @@ def test_a_build_that_was_killed_goes_on_to_the_same_file(
     raise Killed
 
   with monkeypatch.context() as patch:
-    patch.setattr(build_datastore._Feed, 'on_shard', die)
+    patch.setattr(datastore_feed.Feed, 'on_shard', die)
     with pytest.raises(Killed):
       run(shard_tokens=150)
   assert not (tmp_path / 'run/datastore.store').exists()
@@ -159,7 +160,7 @@ def test_a_build_that_was_killed_goes_on_to_the_same_file(
   assert (tmp_path / 'run' / path).read_bytes() == whole
   # A file that changed in between would make another one.
   with monkeypatch.context() as patch:
-    patch.setattr(build_datastore._Feed, 'on_shard', die)
+    patch.setattr(datastore_feed.Feed, 'on_shard', die)
     with pytest.raises(Killed):
       run(shard_tokens=150)
   (tmp_path / 'c.py').write_text('another one')
