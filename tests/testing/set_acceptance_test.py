@@ -1,4 +1,4 @@
-"""The coin: what it keeps, that the work stays, and that nothing leads to it."""
+"""The coin: what it keeps, which work stays, and that nothing leads to it."""
 
 import ast
 import math
