@@ -57,6 +57,18 @@ def test_parts_that_no_longer_fit_are_left_out_by_name(parts, tmp_path):
   assert not outcome.failed
 
 
+def test_a_part_is_taken_to_need_as_long_as_those_of_its_kind(parts, tmp_path):
+  made = [
+      parts.Part(name, lambda n=name: [{'row/name': n}])
+      for name in ('long.1', 'short.1', 'long.2', 'short.2')
+  ]
+  outcome = parts.run_parts(
+      made, tmp_path, limit_s=20, clock=_clock(0, 9, 9, 11, 15, 15, 17)
+  )
+  assert outcome.left_out == ['long.2']
+  assert [row['row/name'] for row in outcome.rows][-1] == 'short.2'
+
+
 def test_a_part_that_was_measured_is_not_measured_again(parts, tmp_path):
   calls = []
 
