@@ -19,6 +19,7 @@ results.md there; one table is printed last.
 """
 
 import argparse
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -252,7 +253,10 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _measure_peer(
-    args: argparse.Namespace, folder: pathlib.Path, platform: str, clock
+    args: argparse.Namespace,
+    folder: pathlib.Path,
+    platform: str,
+    clock: Callable[[], float],
 ) -> parts_lib.Outcome:
   """Runs the peer, if there shall be one."""
   if args.peer == 'none':

@@ -250,7 +250,10 @@ def all_parts(models: models_lib.Models, settings: Settings) -> list[Part]:
   first, *more = shape.batches
   first_n, *more_n = shape.positions
 
-  def text(file: str, name: str, make: Callable[[], Engine], batch: int):
+  def text(
+      file: str, name: str, make: Callable[[], Engine], batch: int
+  ) -> Part:
+    """Returns the part of whole texts."""
     run = functools.partial(decode, models, settings, name, make, batch)
     return Part(f'{file}.batch{batch}', run)
 
