@@ -13,7 +13,9 @@ _BYTES = 1 << 29
 _REPEATS = 7
 
 
-def read_rate(dtype: jnp.dtype) -> float:
+def read_rate(
+    dtype: jnp.dtype, *, num_bytes: int | None = None, num_calls: int = 1
+) -> float:
   """Measures how many bytes a second the device reads.
 
   Sums 512 MB, and multiplies as many bytes of matrix by two rows; the faster of
@@ -21,13 +23,18 @@ def read_rate(dtype: jnp.dtype) -> float:
 
   Args:
     dtype: the matrix's.
+    num_bytes: to read instead of 512 MB, of a device that does those in the
+      time of a call.
+    num_calls: one after another of each run, so that an accelerator is handed
+      the next before it is done.
 
   Returns:
     Bytes a second, the best of several runs.
   """
   width = 4096
-  numbers = jnp.ones((_BYTES // 4,), jnp.float32)
-  rows = _BYTES // width // jnp.dtype(dtype).itemsize
+  num_bytes = num_bytes or _BYTES
+  numbers = jnp.ones((num_bytes // 4,), jnp.float32)
+  rows = num_bytes // width // jnp.dtype(dtype).itemsize
   weight_FD = jnp.ones((rows, width), dtype)
   x_TD = jnp.ones((2, width), dtype)
   product = jax.jit(lambda x, w: jnp.einsum('TD,FD->TF', x, w))
@@ -40,9 +47,9 @@ def read_rate(dtype: jnp.dtype) -> float:
     jax.block_until_ready(function(*arguments))
     for _ in range(_REPEATS):
       started = time.perf_counter()
-      jax.block_until_ready(function(*arguments))
+      jax.block_until_ready([function(*arguments) for _ in range(num_calls)])
       best_s = min(best_s, time.perf_counter() - started)
-  return _BYTES / best_s
+  return num_calls * num_bytes / best_s
 
 
 def plain_step_bytes(

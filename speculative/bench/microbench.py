@@ -173,15 +173,15 @@ def time_parts(
   # No row shall end early.
   config = dataclasses.replace(config, stop_ids=(), min_new_tokens=0)
   count = np.int32(min(_COUNT, config.max_new_tokens))
-  parts: dict[str, Part] = {'plain': _rounds(plain, prompts, config, count)}
-  held = [_Held(engine, prompts, config, count) for engine in engines]
+  parts: dict[str, Part] = {'plain': rounds(plain, prompts, config, count)}
+  held = [Held(engine, prompts, config, count) for engine in engines]
   longest = max(held, key=lambda h: h.num_draft_tokens)
   widths = _widths([(h.shape, h.num_draft_tokens) for h in held])
   for n in widths:
     parts[f'pass {n}'] = functools.partial(longest.passes, n)
   for i, engine in enumerate(engines):
     parts[f'propose {i}'] = held[i].proposals
-    parts[f'round {i}'] = _rounds(engine, prompts, config, count)
+    parts[f'round {i}'] = rounds(engine, prompts, config, count)
   found = medians(parts, repeats=max(_TURNS * repeats, _LEAST_TURNS))
   pass_ms = np.interp(
       range(1, widths[-1] + 1), widths, [found[f'pass {n}'] for n in widths]
@@ -213,13 +213,20 @@ def _widths(drafts: Sequence[tuple[str, int]]) -> list[int]:
   return sorted({*few, *(length + 1 for _, length in drafts)})
 
 
-def _rounds(
+def rounds(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
     config: DecodeConfig,
     count: np.int32,
 ) -> Part:
-  """Returns the part that runs whole rounds with the program of decoding."""
+  """Returns the part that runs whole rounds with the program of decoding.
+
+  Args:
+    engine: of a round.
+    prompts: a batch.
+    config: how to decode; no row may end before the rounds do.
+    count: int32 scalar, rounds.
+  """
   put = engine.step.model.placement.put
 
   def run() -> float:
@@ -237,8 +244,13 @@ def _rounds(
   return run
 
 
-class _Held:
-  """A batch's carry, which every part takes and gives back."""
+class Held:
+  """A batch's carry, which every part takes and gives back.
+
+  Attributes:
+    num_draft_tokens: M of the engine's drafter.
+    shape: of what it drafts.
+  """
 
   def __init__(
       self,
@@ -247,6 +259,14 @@ class _Held:
       config: DecodeConfig,
       count: np.int32,
   ) -> None:
+    """Reads the prompts.
+
+    Args:
+      engine: of a round with a drafter.
+      prompts: a batch.
+      config: how to decode.
+      count: int32 scalar, how often a part runs in one call.
+    """
     self._engine, self._carry = engine, engine.start(prompts, config)
     self._weights, self._step = engine.weights, engine.step
     self._count = engine.step.model.placement.put(count)

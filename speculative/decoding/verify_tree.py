@@ -13,6 +13,8 @@ Without replacement, where also the draft's law loses the refused tokens: Jeon
 et al. (arXiv:2402.14160).
 """
 
+from collections.abc import Callable
+
 import flax.struct
 import jax
 from jax import numpy as jnp
@@ -70,6 +72,36 @@ def walk(
   Returns:
     The TreeVerdict.
   """
+  return follow(
+      sampling,
+      logits_BTV,
+      positions_BT,
+      tree,
+      is_next=lambda draws_B1: tree.tokens_BM == draws_B1,
+  )
+
+
+def follow(
+    sampling: Sampling,
+    logits_BTV: jax.Array,
+    positions_BT: jax.Array,
+    tree: Tree,
+    *,
+    is_next: Callable[[jax.Array], jax.Array],
+) -> TreeVerdict:
+  """Goes down a tree row by row, drawing from the target at each.
+
+  Args:
+    sampling: how tokens are drawn.
+    logits_BTV: float32, adjusted.
+    positions_BT: int32, index in the text of the token row t decides.
+    tree: the draft.
+    is_next: from the draws [B, 1] at the rows reached, which nodes [B, M] may
+      come next; the first child among them does.
+
+  Returns:
+    The TreeVerdict; the token after the path is the draw at its end.
+  """
   B = positions_BT.shape[0]
 
   def one(carry):
@@ -81,7 +113,7 @@ def walk(
         use=sampling_lib.TARGET,
     )
     is_it_BM = tree.valid_BM & (tree.parent_BM + 1 == row_B[:, None])
-    is_it_BM &= (tree.tokens_BM == draws_B1) & running_B[:, None]
+    is_it_BM &= is_next(draws_B1) & running_B[:, None]
     child_B = jnp.argmax(is_it_BM, axis=-1).astype(jnp.int32) + 1
     running_B = jnp.any(is_it_BM, axis=-1)
     # A row that stopped draws the same again.

@@ -67,3 +67,12 @@ def test_the_cache_counts_for_every_row_in_its_dtype():
   one, _ = _bytes(config, 'bfloat16')
   three, _ = _bytes(config, 'bfloat16', batch=3)
   assert three - one == 2 * _cache_bytes(config, 48, itemsize=2)
+
+
+def test_several_calls_are_timed_as_one(monkeypatch):
+  times = iter(np.arange(0, 1000, 0.5))
+  monkeypatch.setattr(bandwidth.time, 'perf_counter', lambda: next(times))
+  rate = bandwidth.read_rate(
+      jnp.dtype('float32'), num_bytes=1 << 20, num_calls=4
+  )
+  assert rate == 4 * (1 << 20) / 0.5
