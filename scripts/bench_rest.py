@@ -68,8 +68,8 @@ def studies(found: dict[str, dict]) -> dict[str, list[tuple[float, dict]]]:
     found: results by step.
 
   Returns:
-    By 'nodes', 'shorter' (nodes, with back-off), 'random' (nodes), 'longest' and
-    'size' (in millions of tokens), each in ascending order.
+    By 'nodes', 'shorter' (nodes, with back-off), 'random' (nodes), 'longest'
+    and 'size' (in millions of tokens), each in ascending order.
   """
   points = {
       name: [] for name in ('nodes', 'shorter', 'random', 'longest', 'size')
