@@ -4,7 +4,7 @@
     --config.datastore.held_out="('HumanEval.jsonl.gz',)"
 
 DIR/bigram.table gets the pairs of Python's standard library, DIR/datastore.md
-says what was left out because it is evaluated. Minutes. With
+says what was left out because it is evaluated. With
 `--config.datastore.texts="()" --config.datastore.stores="('STORE',)"` it is
 counted from what the model itself wrote (task `collect`).
 Variants:

@@ -44,7 +44,9 @@ def check_nodes(
   Raises:
     UserError: If there are more.
   """
-  most = sum(num_successors**level for level in range(1, levels + 1))
+  # Levels beyond as many as nodes add none that could be drafted.
+  deepest = min(levels, num_nodes)
+  most = sum(num_successors**level for level in range(1, deepest + 1))
   if num_nodes > most:
     raise UserError(
         f'a tree of {levels} levels has at most {most} nodes where {table} has '

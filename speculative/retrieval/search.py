@@ -205,6 +205,16 @@ def find(
   )
 
 
+def of_match(x_BG: jax.Array, match_BR: jax.Array) -> jax.Array:
+  """Returns [B, R] what rows have of their matches.
+
+  Args:
+    x_BG: of the matches.
+    match_BR: int32, index of the match that each row is of.
+  """
+  return jnp.take_along_axis(x_BG, match_BR, axis=1)
+
+
 def share_out(
     count_BG: jax.Array, num_rows: int
 ) -> tuple[jax.Array, jax.Array]:
@@ -232,12 +242,9 @@ def share_out(
   match_BR = (row_1R[:, :, None] >= end_BG[:, None, :]).sum(axis=2)
   match_BR = jnp.minimum(match_BR, count_BG.shape[1] - 1).astype(jnp.int32)
   start_BG = jnp.pad(end_BG[:, :-1], ((0, 0), (1, 0)))
-
-  def of_match(x_BG: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(x_BG, match_BR, axis=1)
-
-  index_BR = row_1R - of_match(start_BG)
-  count_BR, num_BR = of_match(count_BG), of_match(end_BG - start_BG)
+  index_BR = row_1R - of_match(start_BG, match_BR)
+  count_BR = of_match(count_BG, match_BR)
+  num_BR = of_match(end_BG - start_BG, match_BR)
   whole_BR, rest_BR = jnp.divmod(count_BR, jnp.maximum(num_BR, 1))
   spaced_BR = index_BR * whole_BR
   spaced_BR += index_BR * rest_BR // jnp.maximum(num_BR, 1)
@@ -309,12 +316,9 @@ def weights(
     number_BR: see `share_out`.
     backoff: see `continuations`.
   """
-  count_BR, length_BR = (
-      jnp.take_along_axis(x_BG, match_BR, axis=1)
-      for x_BG in (count_BG, length_BG)
-  )
+  length_BR = of_match(length_BG, match_BR)
   worth_BR = worth(length_BR) if backoff else jnp.ones_like(length_BR)
-  return jnp.where(number_BR < count_BR, worth_BR, 0)
+  return jnp.where(number_BR < of_match(count_BG, match_BR), worth_BR, 0)
 
 
 def read(
@@ -340,15 +344,11 @@ def read(
   """
   shape = (*number_BR.shape, length)
   tokens_BRC = jnp.full(shape, store.separator, jnp.int32)
-
-  def of_match(x_BG: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(x_BG, match_BR, axis=1)
-
   before_BR = jnp.zeros_like(number_BR)
-  length_BR = of_match(match.length_BG)
+  length_BR = of_match(match.length_BG, match_BR)
   for p, shard in enumerate(store.shards):
-    low_BR = of_match(match.low_BGP[..., p])
-    count_BR = of_match(match.high_BGP[..., p]) - low_BR
+    low_BR = of_match(match.low_BGP[..., p], match_BR)
+    count_BR = of_match(match.high_BGP[..., p], match_BR) - low_BR
     here_BR = number_BR - before_BR
     # The sum with `low` may overflow outside.
     inside_BR = (number_BR >= before_BR) & (here_BR < count_BR)

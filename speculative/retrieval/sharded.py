@@ -2,10 +2,10 @@
 
 Every device searches its own shards and reads its own matches. Two collectives
 bring the results together, whatever the size of the store: one all-gather of
-the longest length and its count of every device, from which each of them knows
-the global numbers of its occurrences; and one all-reduce of the R rows of C
-tokens, each read by the device that holds it and zero on the others. The result
-is that of all shards on one device, in their order.
+the lengths of every device's matches and their counts, from which each of them
+knows the global numbers of its occurrences; and one all-reduce of the R rows of
+C tokens, each read by the device that holds it and zero on the others. The
+result is that of all shards on one device, in their order.
 """
 
 from collections.abc import Sequence
@@ -116,6 +116,47 @@ def place(store: DeviceStore, mesh: Mesh, axis: str) -> ShardedStore:
   )
 
 
+def _brought_together(
+    local: DeviceStore,
+    match: Match,
+    *,
+    axis: str,
+    num_rows: int,
+    length: int,
+    backoff: bool,
+) -> Continuations:
+  """Returns what followed the matches of all devices, inside a `shard_map`."""
+  mine_2BG = jnp.stack([match.length_BG, match.count_BG])
+  all_Q2BG = jax.lax.all_gather(mine_2BG, axis)
+  length_BG = all_Q2BG[:, 0].max(axis=0)
+  # Devices that know less know nothing.
+  count_QBG = jnp.where(all_Q2BG[:, 0] == length_BG[None], all_Q2BG[:, 1], 0)
+  index_Q11 = jnp.arange(count_QBG.shape[0])[:, None, None]
+  is_before_Q11 = index_Q11 < jax.lax.axis_index(axis)
+  before_BG = search.total(jnp.where(is_before_Q11, count_QBG, 0), axis=0)
+  count_BG = search.total(count_QBG, axis=0)
+  counts_BG1 = (match.length_BG == length_BG)[..., None]
+  match = Match(
+      length_BG=length_BG,
+      low_BGP=jnp.where(counts_BG1, match.low_BGP, 0),
+      high_BGP=jnp.where(counts_BG1, match.high_BGP, 0),
+  )
+  match_BR, number_BR = search.share_out(count_BG, num_rows)
+  mine_BR = number_BR - search.of_match(before_BG, match_BR)
+  tokens_BRC, len_BR = search.read(
+      local, match, match_BR, mine_BR, length=length
+  )
+  both = jnp.concatenate([tokens_BRC, len_BR[..., None]], axis=-1)
+  both = jax.lax.psum(both, axis)
+  return Continuations(
+      tokens_BRC=both[..., :-1],
+      len_BR=both[..., -1],
+      weight_BR=search.weights(
+          length_BG, count_BG, match_BR, number_BR, backoff
+      ),
+  )
+
+
 def retrieve(
     store: ShardedStore,
     text_BS: jax.Array,
@@ -157,34 +198,13 @@ def retrieve(
         min_ngram=min_ngram,
         backoff=backoff,
     )
-    mine_2BG = jnp.stack([match.length_BG, match.count_BG])
-    all_Q2BG = jax.lax.all_gather(mine_2BG, axis)
-    length_BG = all_Q2BG[:, 0].max(axis=0)
-    # Devices that know less know nothing.
-    count_QBG = jnp.where(all_Q2BG[:, 0] == length_BG[None], all_Q2BG[:, 1], 0)
-    index_Q11 = jnp.arange(count_QBG.shape[0])[:, None, None]
-    is_before_Q11 = index_Q11 < jax.lax.axis_index(axis)
-    before_BG = search.total(jnp.where(is_before_Q11, count_QBG, 0), axis=0)
-    count_BG = search.total(count_QBG, axis=0)
-    counts_BG1 = (match.length_BG == length_BG)[..., None]
-    match = Match(
-        length_BG=length_BG,
-        low_BGP=jnp.where(counts_BG1, match.low_BGP, 0),
-        high_BGP=jnp.where(counts_BG1, match.high_BGP, 0),
-    )
-    match_BR, number_BR = search.share_out(count_BG, num_rows)
-    before_BR = jnp.take_along_axis(before_BG, match_BR, axis=1)
-    tokens_BRC, len_BR = search.read(
-        local, match, match_BR, number_BR - before_BR, length=length
-    )
-    both = jnp.concatenate([tokens_BRC, len_BR[..., None]], axis=-1)
-    both = jax.lax.psum(both, axis)
-    return Continuations(
-        tokens_BRC=both[..., :-1],
-        len_BR=both[..., -1],
-        weight_BR=search.weights(
-            length_BG, count_BG, match_BR, number_BR, backoff
-        ),
+    return _brought_together(
+        local,
+        match,
+        axis=axis,
+        num_rows=num_rows,
+        length=length,
+        backoff=backoff,
     )
 
   replicated = PartitionSpec()

@@ -48,6 +48,7 @@ def build(
       written where it can be known by then. An older table stays usable.
   """
   fields = config.datastore
+  datastore_feed.check_writable(table)
   tokenizer = datastore_feed.tokenizer_of(config)
   inputs = datastore_feed.inputs_of(config, tokenizer, table)
   settings = datastore_feed.settings_of(config, inputs)

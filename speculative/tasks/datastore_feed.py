@@ -1,6 +1,7 @@
 """Feeds corpora to what is built of them: checked, encoded, and told about."""
 
 from collections.abc import Iterator
+import os
 import pathlib
 from typing import Any
 
@@ -26,6 +27,23 @@ NO_HELD_OUT = 'none'
 def _listed(value: Any) -> tuple:
   """A tuple on the command line may come as its one member."""
   return (value,) if isinstance(value, str) else tuple(value)
+
+
+def check_writable(path: pathlib.Path) -> None:
+  """Refuses a place to which nothing can be written, before hours of work.
+
+  Args:
+    path: of what will be written at the end.
+
+  Raises:
+    UserError: Naming the directory.
+  """
+  above = next(p for p in path.absolute().parents if p.exists())
+  if not os.access(above, os.W_OK):
+    raise UserError(
+        f'{path} cannot be written: {above} is not writable; name another file '
+        'with config.datastore.store.'
+    )
 
 
 def check_place(path: pathlib.Path, form: Format) -> None:
@@ -125,7 +143,7 @@ def settings_of(config: config_dict.ConfigDict, inputs: Inputs) -> Settings:
     if pathlib.Path(path).resolve() in same:
       raise UserError(
           f'config.datastore names {path}, which is in '
-          'config.datastore.held_out too; a datastore must not hold it.'
+          'config.datastore.held_out too; drafts must not come from it.'
       )
   return Settings(
       model=config.target.model,

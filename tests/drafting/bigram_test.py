@@ -16,7 +16,9 @@ from speculative.decoding.config import DecodeConfig
 from speculative.decoding.engine import Engine
 from speculative.decoding.loop import Weights
 from speculative.decoding.speculative import Speculative
+from speculative.drafting import bigram_config
 from speculative.drafting.bigram import Bigram
+from speculative.errors import UserError
 from speculative.models import params as params_lib
 from speculative.models.transformer import Transformer
 from speculative.retrieval import bigram_table
@@ -257,3 +259,12 @@ def test_a_mesh_says_the_same(table, drafter):
   assert [a.tolist() for a in several.accepted] == [
       a.tolist() for a in one.accepted
   ]
+
+
+def test_levels_beyond_the_nodes_are_not_counted():
+  sizes = dict(num_successors=2, table='x.table')
+  # 2 + 4 + 8, however many levels are allowed.
+  bigram_config.check_nodes(num_nodes=14, levels=10**9, **sizes)
+  bigram_config.check_nodes(num_nodes=14, levels=3, **sizes)
+  with pytest.raises(UserError, match='at most 6 nodes where x.table has 2'):
+    bigram_config.check_nodes(num_nodes=7, levels=2, **sizes)

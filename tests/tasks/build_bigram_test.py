@@ -12,6 +12,7 @@ import pytest
 import speculative
 from speculative.errors import UserError
 from speculative.retrieval import bigram_table
+from speculative.tasks import build_bigram
 from speculative.tasks import build_datastore
 from speculative.tasks import verify
 from speculative.tokenizer import byte_level
@@ -59,6 +60,17 @@ def _check(path, texts):
     best = sorted(found, key=lambda b: (-found[b], b))[:4]
     best += [-1] * (4 - len(best))
     assert counted.successors_VW[first].tolist() == best
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_counting(
+    run, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(
+      build_bigram.datastore_feed.os, 'access', lambda *args: False
+  )
+  with pytest.raises(UserError, match=f'{tmp_path}.* is not writable; name'):
+    run()
+  assert not (tmp_path / 'run').exists()
 
 
 def test_the_pairs_of_files_are_counted(run, tmp_path):
