@@ -153,7 +153,7 @@ def test_every_step_is_a_run_with_its_settings(machine):
   assert re.fullmatch(r'size\.b\.store\.\d+', names[3])
   code, sampled, study, size = steps.values()
   assert 'temperature=0.8' in sampled and 'temperature' not in code
-  assert study.count('name=') == 6 + 2 + 5
+  assert study.count('name=') == 6 + 2 + 5 + 2
   assert "('name=nodes 24,num_draft_tokens=24',)" in size
   assert '--config.drafter.store=b.store' in size
   # The last of a flag counts.
