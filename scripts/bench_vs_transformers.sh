@@ -18,9 +18,10 @@
 # of transformers' GenerationConfig, or of llama.cpp's look-up.
 #
 # Prints one Markdown table. With --out every turn is written down as it is
-# taken, and a run that was stopped goes on where it was. Makes environments for
-# the peers (see scripts/lib/peer_env.sh) and uses .venv for ours; OURS_PYTHON,
-# an interpreter that has the package, replaces the latter.
+# taken, and a run that was stopped goes on where it was, if versions, machine
+# and files are the same. Makes environments for the peers that take part (see
+# scripts/lib/peer_env.sh) and uses .venv for ours; OURS_PYTHON, an interpreter
+# that has the package, replaces the latter.
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -30,14 +31,28 @@ root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 
 flags=()
 with_llama=no
+contestants=
+previous=
 for flag in "$@"; do
+  if [ "$previous" = --contestants ]; then
+    contestants=$flag
+  fi
   case "$flag" in
     --llama-cpp) with_llama=yes ;;
     *) flags+=("$flag") ;;
   esac
+  case "$flag" in
+    --contestants=*) contestants=${flag#*=} ;;
+  esac
+  previous=$flag
 done
-make_peer_env
-flags=(--peer-python="$PEER_PYTHON" ${flags[@]+"${flags[@]}"})
+# Where nobody is named, transformers takes part.
+case ",${contestants:-transformers:}" in
+  *,transformers:*)
+    make_peer_env
+    flags=(--peer-python="$PEER_PYTHON" ${flags[@]+"${flags[@]}"})
+    ;;
+esac
 if [ "$with_llama" = yes ]; then
   make_llama_env
   flags+=(--llama-python="$LLAMA_PYTHON")

@@ -6,18 +6,27 @@ and dtype share one process and its weights, since only one computes at a time.
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import json
 import re
 import subprocess
 from typing import Any
 
+import peer_protocol
+
 from speculative.errors import UserError
+from speculative.models import precision
 
 OURS, TRANSFORMERS, LLAMA_CPP = 'ours', 'transformers', 'llama.cpp'
 SIDES = (OURS, TRANSFORMERS, LLAMA_CPP)
 PLAIN = 'plain'
 NATIVE = 'native'
+DTYPES = {
+    OURS: precision.DTYPES,
+    TRANSFORMERS: ('float32', 'bfloat16'),
+    LLAMA_CPP: (NATIVE,),
+}
 # What a setting's fields mean is said where its side is served.
 SETTINGS = {
     OURS: {
@@ -149,6 +158,30 @@ def needs_draft(fields: str) -> bool:
   return bool(_NEEDS_DRAFT.search(fields))
 
 
+def check_dtype(said: str, side: str, dtype: str) -> None:
+  """Refuses what a side does not compute in.
+
+  Args:
+    said: what the user wrote.
+    side: of SIDES.
+    dtype: what was read from it.
+
+  Raises:
+    UserError: If it is none of the side's.
+  """
+  if dtype in DTYPES[side]:
+    return
+  if side == LLAMA_CPP:
+    raise UserError(
+        f'{said!r} has the dtype {dtype!r}, but {side} takes none: it computes '
+        "with the file's own; leave it out."
+    )
+  raise UserError(
+      f'{said!r} has the dtype {dtype!r}; {side} needs it to be one of '
+      f'{", ".join(DTYPES[side])}.'
+  )
+
+
 def parse(
     texts: Sequence[str],
     *,
@@ -163,12 +196,12 @@ def parse(
     settings: by side.
 
   Raises:
-    UserError: If there is no such side or setting.
+    UserError: If there is no such side, setting or dtype.
   """
   found = []
   for text in texts:
     side, _, rest = text.partition(':')
-    setting, _, dtype = rest.partition(':')
+    setting, colon, dtype = rest.partition(':')
     known = settings.get(side, {})
     if setting not in known:
       each = [f'{s}:{name}' for s, names in settings.items() for name in names]
@@ -176,7 +209,9 @@ def parse(
           f'--contestants has {text!r}; it needs to be of '
           f'{", ".join(each)}, with :DTYPE or not; --setting adds others.'
       )
-    of_side = [dtype] if dtype else dtypes[side]
+    if colon:
+      check_dtype(text, side, dtype)
+    of_side = [dtype] if colon else dtypes[side]
     found += [Contestant(side, setting, each) for each in of_side]
   return list(dict.fromkeys(found))
 
@@ -213,7 +248,10 @@ def check(
           f'--model is {model!r}, but {side} reads GGUF files only here; name '
           'one.'
       )
-    if not needs_draft(settings[side][each.setting]):
+    fields = settings[side][each.setting]
+    if side != OURS:
+      _check_fields(name, fields)
+    if not needs_draft(fields):
       continue
     if not draft:
       raise UserError(f'{name} needs a draft model; set --draft.')
@@ -222,6 +260,14 @@ def check(
           f'--draft is {draft!r}, which {side} cannot read; name a GGUF file, '
           f'or leave {name} out of --contestants.'
       )
+
+
+def _check_fields(name: str, fields: str) -> None:
+  """Refuses what a peer could not even read; which it knows, it says."""
+  try:
+    peer_protocol.fields(fields)
+  except ValueError as error:
+    raise UserError(f'{name}: {error}') from error
 
 
 class Process:
@@ -254,7 +300,9 @@ class Process:
 
   def _read(self) -> dict:
     line = self._process.stdout.readline()
-    said = json.loads(line) if line else {'error': 'ended early'}
+    # One that was killed may have said half a line.
+    is_whole = line.endswith('\n')
+    said = json.loads(line) if is_whole else {'error': 'ended early'}
     if 'error' in said:
       raise UserError(
           f'{self.name}: {said["error"]} (--verbose shows all it says)'
@@ -306,6 +354,8 @@ class Process:
 
   def close(self) -> None:
     """Ends it."""
-    self._process.stdin.close()
+    # What could not be sent to one that ended is tried once more here.
+    with contextlib.suppress(BrokenPipeError):
+      self._process.stdin.close()
     self._process.stdout.close()
     self._process.wait()

@@ -69,21 +69,21 @@ def fields(text: str) -> dict[str, object]:
   return found
 
 
-def refuse(setting: str, unknown: set[str], known: str) -> None:
+def refuse(setting: str, wrong: set[str], reason: str) -> None:
   """Refuses fields that a library would take and ignore.
 
   Args:
     setting: their setting's name.
-    unknown: the fields.
-    known: whose fields they should be.
+    wrong: the fields.
+    reason: what is wrong with them, after 'which'.
 
   Raises:
     ValueError: If there are any.
   """
-  if unknown:
+  if wrong:
     raise ValueError(
-        f'the setting {setting!r} has {", ".join(sorted(unknown))}, which '
-        f'{known} does not know; leave them out.'
+        f'the setting {setting!r} has {", ".join(sorted(wrong))}, which '
+        f'{reason}; leave them out.'
     )
 
 

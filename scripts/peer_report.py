@@ -24,7 +24,6 @@ from speculative.bench import compare
 from speculative.bench import report
 
 _RATE, _WHOLE = 'decode/tokens_per_s_all', 'decode/tokens_per_s_with_prefill'
-_BEST = peer_contestants.TRANSFORMERS
 Row = dict[str, Any]
 
 
@@ -161,7 +160,10 @@ def rows_of(entries: Sequence[Entry], num_tokens: int) -> list[Row]:
   by_contestant = {
       entry.contestant: row for entry, row in zip(entries, rows, strict=True)
   }
-  best = {key: best_of(rows, _BEST, key) for key in (_RATE, _WHOLE)}
+  best = {
+      key: best_of(rows, peer_contestants.TRANSFORMERS, key)
+      for key in (_RATE, _WHOLE)
+  }
   for entry, row in zip(entries, rows, strict=True):
     ids = entry.token_ids(num_tokens)
     if reference := reference_of(entry, entries):
@@ -178,8 +180,7 @@ def rows_of(entries: Sequence[Entry], num_tokens: int) -> list[Row]:
       row['speedup/vs_transformers_with_prefill'] = (
           row[_WHOLE] / best[_WHOLE][_WHOLE]
       )
-    by_contestant[entry.contestant] = row
-  return [by_contestant[entry.contestant] for entry in entries]
+  return rows
 
 
 def best_of(rows: Sequence[Row], side: str, key: str) -> Row | None:

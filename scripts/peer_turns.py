@@ -90,6 +90,11 @@ def order(num: int, first: int) -> list[int]:
   return [(first + step) % num for step in range(num)]
 
 
+def _as_json(said: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns it as it is read back."""
+  return json.loads(json.dumps(said))
+
+
 class Log:
   """Turns that were taken, also those of a run that was stopped."""
 
@@ -101,24 +106,97 @@ class Log:
       of: what decides which turns there are.
 
     Raises:
-      UserError: If the file holds turns of something else.
+      UserError: If the file holds something else, or cannot be written.
     """
     self.turns: list[Turn] = []
     self._path = path
+    # What contestants said when the first turn was taken.
+    self._ready: dict[str, Any] | None = None
     if path is None:
       return
-    # As JSON gives it back.
-    said = json.loads(json.dumps({'of': of}))
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    # The last one may have been cut.
-    lines = [line for line in lines if line.endswith('\n')]
-    if lines and json.loads(lines[0]) != said:
+    said = _as_json(of)
+    first = json.dumps({'of': said}) + '\n'
+    text = self._text()
+    # The last line may have been cut.
+    whole = text[: text.rfind('\n') + 1]
+    if not whole and first.startswith(text):
+      self._rewrite(first)
+      return
+    self._go_on(whole, said)
+    if whole != text:
+      self._rewrite(whole)
+
+  def _text(self) -> str:
+    try:
+      return self._path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+      return ''
+    except (OSError, ValueError) as error:
+      raise self._foreign() from error
+
+  def _foreign(self) -> UserError:
+    return UserError(
+        f'{self._path} is no file of turns; choose another --out, or remove '
+        'that file.'
+    )
+
+  def _go_on(self, text: str, of: dict[str, Any]) -> None:
+    """Reads what a run that was stopped has written."""
+    try:
+      begun, *rest = map(json.loads, text.splitlines())
+      begun = dict(begun['of'])
+    except (KeyError, TypeError, ValueError) as error:
+      raise self._foreign() from error
+    # Before the rest, which another version may have written in another form.
+    self._refuse_other(begun, of)
+    try:
+      if rest:
+        self._ready = dict(rest[0]['ready'])
+      self.turns = [Turn(**turn) for turn in rest[1:]]
+    except (KeyError, TypeError, ValueError) as error:
+      raise self._foreign() from error
+
+  def _refuse_other(self, old: dict[str, Any], new: dict[str, Any]) -> None:
+    names = sorted(old.keys() | new.keys())
+    differ = [name for name in names if old.get(name) != new.get(name)]
+    if differ:
       raise UserError(
-          f'{path} holds turns of another comparison; choose another --out, or '
-          'remove that file.'
+          f'{self._path} holds turns of another comparison, which differs in '
+          f'{", ".join(differ)}; choose another --out, or remove that file.'
       )
-    self.turns = [Turn(**json.loads(line)) for line in lines[1:]]
-    path.write_text(''.join(lines or [json.dumps(said) + '\n']))
+
+  def _rewrite(self, text: str) -> None:
+    """Replaces the file as a whole, so that no turn is lost on the way."""
+    beside = self._path.with_name(f'.{self._path.name}')
+    try:
+      self._path.parent.mkdir(parents=True, exist_ok=True)
+      beside.write_text(text)
+      os.replace(beside, self._path)
+    except OSError as error:
+      raise UserError(
+          f'{self._path} cannot be written ({error.strerror}); choose another '
+          '--out.'
+      ) from error
+
+  def _append(self, said: Mapping[str, Any]) -> None:
+    if self._path is not None:
+      with self._path.open('a') as file:
+        file.write(json.dumps(said) + '\n')
+
+  def check_ready(self, ready: Mapping[str, Mapping[str, str]]) -> None:
+    """Makes sure that turns of different versions are not mixed.
+
+    Args:
+      ready: number formats and versions, by name of the process.
+
+    Raises:
+      UserError: If those of the turns taken before are others.
+    """
+    said = _as_json(ready)
+    if self._ready is None:
+      self._ready = said
+      self._append({'ready': said})
+    self._refuse_other(self._ready, said)
 
   def has(self, contestant: Contestant, prompt: int, repeat: int) -> bool:
     """Tells whether a turn has been taken.
@@ -138,9 +216,7 @@ class Log:
       turn: a new one.
     """
     self.turns.append(turn)
-    if self._path is not None:
-      with self._path.open('a') as file:
-        file.write(json.dumps(dataclasses.asdict(turn)) + '\n')
+    self._append(dataclasses.asdict(turn))
 
   def of(self, contestant: Contestant) -> list[Turn]:
     """Returns a contestant's turns, by repeat and prompt.
@@ -236,7 +312,11 @@ def take_turns(
     repeats: how often each prompt is decoded by everyone.
     num_tokens: how many to add to each.
     on_prompt: called with how many passes over a prompt are done, of how many.
+
+  Raises:
+    UserError: If somebody fails, or the log's turns are of other versions.
   """
+  log.check_ready({' '.join(g): p.ready for g, p in processes.items()})
   warm: set[int] = set()
   for repeat in range(1, repeats + 1):
     for prompt, ids in enumerate(prompts):

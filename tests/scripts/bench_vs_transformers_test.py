@@ -4,6 +4,7 @@ Peers are played by a small Python script: nothing here needs torch.
 """
 
 import json
+import os
 import sys
 import types
 
@@ -103,11 +104,38 @@ def test_contestants_have_the_dtypes_of_their_side_or_one_of_their_own(peers):
         (['--setting=ours:fast'], 'SIDE:NAME:FIELDS'),
         (['--setting=mine:fast:a=1'], 'SIDE:NAME:FIELDS'),
         (['--setting=ours:lookup:kind=lookup'], "has a setting 'lookup'"),
+        (
+            ['--setting=ours:x:num_draft_tokens=4', '--contestants=ours:x'],
+            'ours:x is .* drafts nothing; name a kind',
+        ),
+        (
+            [
+                '--setting=transformers:x:mine',
+                '--contestants=transformers:x',
+            ],
+            "transformers:x: 'mine' is no field with its value",
+        ),
+        (['--ours=float64'], "'--ours=float64' .* one of auto, float32, bfl"),
+        (['--peer=float32,'], "has the dtype ''; transformers needs it"),
+        (['--contestants=ours:plain:'], "has the dtype ''; ours needs it"),
+        (['--contestants=transformers:plain:auto'], 'one of float32, bfloat16'),
+        (
+            ['--contestants=llama.cpp:plain:float32', '--llama-python=l'],
+            "dtype 'float32', but llama.cpp takes none",
+        ),
+        (['--draft-dtype=int4'], "'int4'; it needs to be one of auto"),
+        (['--limit=-1'], '--limit is -1; it needs to be at least 0'),
+        (['--threads=-1'], '--threads is -1; it needs to be at least 0'),
+        (['--threads=9999'], '--threads is 9999, but only .* cores'),
+        (['--max-new-tokens=1'], '--max-new-tokens is 1; .* at least 2'),
+        (['--repeats=0'], '--repeats is 0; it needs to be at least 1'),
+        (['--out=.'], "'.', a directory; name a file"),
     ],
 )
 def test_who_cannot_take_part_is_named(peers, flags, message):
-  with pytest.raises(UserError, match=message):
+  with pytest.raises(UserError, match=message) as caught:
     _chosen(peers, *flags)
+  assert '\n' not in str(caught.value)
 
 
 def test_ours_is_measured_beside_a_peer(
@@ -126,7 +154,7 @@ def test_ours_is_measured_beside_a_peer(
   # Of one bucket, so that everyone compiles once.
   prompts = tmp_path / 'prompts.jsonl'
   prompts.write_text('{"prompt": "abcabc"}\n{"prompt": "one two "}\n')
-  out = tmp_path / 'found.json'
+  out = tmp_path / 'new' / 'found.json'
   flags = [
       '--model=random://tiny',
       f'--prompts={prompts}',
@@ -151,17 +179,49 @@ def test_ours_is_measured_beside_a_peer(
   assert len(found['turns']) == 4 * 2
   assert all(len(t['token_ids']) == 12 for t in found['turns'])
   assert found['settings']['ours:lm:float32'].startswith('kind=lm')
-  assert [p.name for p in tmp_path.glob('found.*')] == ['found.json']
+  assert [p.name for p in out.parent.iterdir()] == ['found.json']
   assert 'our best ÷ best of transformers' in capsys.readouterr().out
 
 
-def test_a_mistake_is_one_line(peers, tmp_path):
+def test_a_mistake_is_one_line_before_anything_is_loaded(
+    peers, tmp_path, capsys
+):
   flags = ['--model=random://tiny', '--ours=float32']
   wrong = '--setting=ours:mine:kind=lookup,num_drafts=2'
   out = tmp_path / 'found.json'
-  with pytest.raises(SystemExit, match=r'^error: ours float32: .*num_drafts'):
+  with pytest.raises(SystemExit, match=r'^error: ours:mine: .*num_drafts'):
     peers.main.main([*flags, wrong, '--contestants=ours:mine', f'--out={out}'])
-  assert not out.exists()
+  with pytest.raises(SystemExit, match=r'^error: --limit is -2'):
+    peers.main.main([*flags, '--limit=-2'])
+  assert 'loading' not in capsys.readouterr().err
+  assert not list(tmp_path.iterdir())
+
+
+def test_what_is_measured_is_known_by_files_code_and_machine(
+    peers, tmp_path, monkeypatch
+):
+  model = tmp_path / 'x.gguf'
+  model.write_bytes(b'abc')
+  args = peers.main.parse_args(
+      [f'--model={model}', '--peer=none', '--contestants=ours:plain']
+  )
+  contestants, settings = peers.main.choose(args)
+
+  def identity():
+    return peers.identity.identity(contestants, settings, [[1]], args)
+
+  first = identity()
+  assert first == identity()
+  assert first['contestants'] == {'ours:plain:auto': ''}
+  os.utime(model, ns=(1, 1))
+  changed = {name for name, v in identity().items() if v != first[name]}
+  assert changed == {'model_files'}
+  monkeypatch.setattr(peers.report, 'hardware', lambda: 'another')
+  assert identity()['hardware'] == 'another'
+  assert peers.identity.of_files('hf://x/y@z') == []
+  args.draft = str(tmp_path / 'none.gguf')
+  with pytest.raises(UserError, match='none.gguf.* does not exist'):
+    identity()
 
 
 def _run(machine, *flags, **env):
@@ -188,6 +248,20 @@ def test_peers_have_environments_of_their_own(machine):
   assert len(installs) == 1 and 'llama-cpp-python==' in installs[0]
   llama = f'--llama-python={cache}/venv-llama/bin/python'
   assert calls[-1].endswith(f'{peer} --limit=1 {llama}')
+
+
+def test_only_who_takes_part_needs_an_environment(machine):
+  machine.add_python('3.99.0')
+  flags = ['--contestants', 'ours:plain,llama.cpp:plain', '--limit=1']
+  done = _run(machine, '--llama-cpp', *flags)
+  assert done.returncode == 0, done.stderr
+  calls = machine.take_calls('')
+  assert not any('torch==' in call for call in calls)
+  assert '--peer-python' not in calls[-1]
+  assert ' '.join(flags) in calls[-1]
+  done = _run(machine, '--contestants=ours:plain,transformers:plain', '--limit')
+  assert done.returncode == 0, done.stderr
+  assert any('torch==' in call for call in machine.take_calls(' -m pip'))
 
 
 def test_an_environment_that_cannot_be_made_ends_it(machine):

@@ -194,7 +194,7 @@ def config_of(monkeypatch) -> Callable[[str], config_dict.ConfigDict]:
 def peers(monkeypatch) -> types.SimpleNamespace:
   """The parts of the comparison as modules."""
   monkeypatch.syspath_prepend(str(_ROOT / 'scripts'))
-  names = ('contestants', 'protocol', 'report', 'turns')
+  names = ('contestants', 'identity', 'protocol', 'report', 'turns')
   modules = {name: importlib.import_module(f'peer_{name}') for name in names}
   main = importlib.import_module('bench_vs_transformers')
   return types.SimpleNamespace(main=main, **modules)

@@ -3,6 +3,11 @@
 They are played by a small Python script: nothing here needs torch.
 """
 
+import contextlib
+import json
+import os
+import signal
+
 import pytest
 
 from speculative.errors import UserError
@@ -39,7 +44,7 @@ def test_fields_are_what_they_say(peers):
     with pytest.raises(ValueError, match='no field with its value'):
       fields(wrong)
   with pytest.raises(ValueError, match='has y, z, which Llama does not know'):
-    peers.protocol.refuse('x', {'z', 'y'}, 'Llama')
+    peers.protocol.refuse('x', {'z', 'y'}, 'Llama does not know')
 
 
 def test_everyone_begins_in_turn(peers):
@@ -105,7 +110,7 @@ def test_a_stopped_run_goes_on_where_it_was(
 ):
   contestants = _contestants(peers, 'ours:plain', 'transformers:plain')
   of = {'model': 'x', 'contestants': {'a': ''}}
-  path = tmp_path / 'found.turns.jsonl'
+  path = tmp_path / 'new' / 'found.turns.jsonl'
   started = processes('plain')
   _take(peers, started, contestants, peers.turns.Log(path, of), repeats=1)
   whole = path.read_text()
@@ -114,16 +119,76 @@ def test_a_stopped_run_goes_on_where_it_was(
   path.write_text(whole[:-20])
   log = peers.turns.Log(path, of)
   assert len(log.turns) == 3
+  assert path.read_text() == whole[: whole[:-20].rfind('\n') + 1]
   _take(peers, started, contestants, log, repeats=1)
   # Both are warm from before.
   assert fake_peer.take_asked() == [('plain', [5], 4)]
   assert [t.key for t in peers.turns.Log(path, of).turns] == [
       t.key for t in log.turns
   ]
-  with pytest.raises(UserError, match='turns of another comparison'):
-    peers.turns.Log(path, of | {'model': 'y'})
+  with pytest.raises(UserError, match='another .* in hardware, model;'):
+    peers.turns.Log(path, of | {'model': 'y', 'hardware': 'z'})
+  started['ours', 'float32'].ready = {'dtype': 'float32', 'fake': '8'}
+  with pytest.raises(UserError, match='differs in ours float32; choose'):
+    _take(peers, started, contestants, peers.turns.Log(path, of), repeats=1)
   log.remove()
-  assert not path.exists()
+  assert not list(path.parent.iterdir())
+
+
+def test_a_whole_log_is_not_written_again(peers, tmp_path):
+  path = tmp_path / 'found.turns.jsonl'
+  peers.turns.Log(path, {'model': 'x'}).check_ready({'ours': {'jax': '1'}})
+  before = path.stat().st_ino, path.read_text()
+  peers.turns.Log(path, {'model': 'x'}).check_ready({'ours': {'jax': '1'}})
+  assert (path.stat().st_ino, path.read_text()) == before
+  # Killed in the middle of its first line.
+  path.write_text(before[1][:10])
+  assert peers.turns.Log(path, {'model': 'x'}).turns == []
+  assert path.read_text() == json.dumps({'of': {'model': 'x'}}) + '\n'
+
+
+@pytest.mark.parametrize(
+    'content',
+    [
+        b'mine',
+        b'mine\n',
+        b'[1]\n',
+        b'{"of": 3}\n',
+        b'{"of": {}}\n{"a": 1}\n',
+        b'{"of": {}}\n{"ready": {}}\n{"a": 1}\n',
+        b'\xff\xfe\n',
+    ],
+)
+def test_a_file_that_is_no_log_is_named_and_left_alone(
+    peers, tmp_path, content
+):
+  path = tmp_path / 'found.turns.jsonl'
+  path.write_bytes(content)
+  with pytest.raises(UserError, match=r'found\.turns\.jsonl is no file of tur'):
+    peers.turns.Log(path, {})
+  assert path.read_bytes() == content
+
+
+def test_a_log_that_cannot_be_written_is_named(peers, tmp_path):
+  (tmp_path / 'file').touch()
+  with pytest.raises(UserError, match='cannot be written .*another --out'):
+    peers.turns.Log(tmp_path / 'file' / 'new' / 'found.turns.jsonl', {})
+
+
+def test_a_process_killed_between_turns_is_named_in_one_line(peers, fake_peer):
+  ended = []
+  with pytest.raises(
+      UserError, match=r'^x: ended early \(--verbose shows all it says\)$'
+  ):
+    with contextlib.ExitStack() as stack:
+      stack.callback(lambda: ended.append(True))
+      process = peers.contestants.Process('x', fake_peer.command('plain'))
+      stack.callback(process.close)
+      process.run('plain', [1], 2)
+      os.kill(process.pid, signal.SIGKILL)
+      os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+      process.run('plain', [1], 2)
+  assert ended
 
 
 @pytest.mark.parametrize(
