@@ -19,12 +19,10 @@ results.md there; one table is printed last.
 """
 
 import argparse
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import datetime
-import functools
+from importlib import metadata
 import json
 import os
 import pathlib
@@ -35,14 +33,13 @@ from typing import Any
 
 import bench_gpu_models as models_lib
 import bench_gpu_parts as parts_lib
+import bench_gpu_transformers as peer_lib
 
 from speculative.bench import report
 from speculative.errors import UserError
-from speculative.models.config import TransformerConfig
 from speculative.testing import set_acceptance
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_PEER = "transformers' generate"
 # Of the time there is, at most this goes to the peer.
 _PEER_SHARE = 0.25
 
@@ -80,6 +77,14 @@ def probe() -> dict[str, str]:
   return json.loads(done.stdout.splitlines()[-1])
 
 
+def package_version() -> str:
+  """Returns the version of the package, '' where it is not installed."""
+  try:
+    return metadata.version('speculative')
+  except metadata.PackageNotFoundError:
+    return ''
+
+
 def begin(out: pathlib.Path, said: Mapping[str, Any]) -> pathlib.Path:
   """Begins or goes on in a directory; returns the folder of the parts.
 
@@ -91,85 +96,24 @@ def begin(out: pathlib.Path, said: Mapping[str, Any]) -> pathlib.Path:
     UserError: If it holds parts of something else.
   """
   folder, path = out / 'parts', out / 'of.json'
-  text = json.dumps(said, indent=2) + '\n'
-  there = path.read_text() if path.exists() else ''
-  if there != text and any(folder.glob('*.json')):
+  said = dict(said)
+  there = json.loads(path.read_text()) if path.exists() else {}
+  if not any(folder.glob(f'{peer_lib.KIND}.*.json')):
+    there.pop('env/peer', None)
+  # Not known where there is no environment for the peer, now or so far.
+  if not (there.get('env/peer') and said.get('env/peer')):
+    known = there.get('env/peer') or said.get('env/peer') or {}
+    there['env/peer'] = said['env/peer'] = known
+  keys = there.keys() | said.keys()
+  others = sorted(key for key in keys if there.get(key) != said.get(key))
+  if others and any(folder.glob('*.json')):
     raise UserError(
-        f'{out} holds parts of another device, version or setting; choose '
-        'another --out.'
+        f'{out} holds parts of another device, version or setting '
+        f'({", ".join(others)}); choose another --out.'
     )
   folder.mkdir(parents=True, exist_ok=True)
-  path.write_text(text)
+  parts_lib.write_text(path, json.dumps(said, indent=2) + '\n')
   return folder
-
-
-def llama_fields(config: TransformerConfig) -> dict[str, object]:
-  """Returns the fields of transformers' LlamaConfig of the same shape."""
-  return {
-      'vocab_size': config.vocab_size,
-      'num_hidden_layers': config.num_layers,
-      'hidden_size': config.model_dim,
-      'num_attention_heads': config.num_heads,
-      'num_key_value_heads': config.num_kv_heads,
-      'head_dim': config.head_dim,
-      'intermediate_size': config.mlp_dim,
-      'max_position_embeddings': config.max_position,
-      'rope_theta': config.rope.theta,
-      'tie_word_embeddings': config.head == 'tied',
-  }
-
-
-def peer_rows(
-    args: argparse.Namespace, *, platform: str, timeout_s: float
-) -> parts_lib.Rows:
-  """Has transformers generate in a process of its own.
-
-  Args:
-    args: of this script.
-    platform: where jax runs.
-    timeout_s: what it has measured by then counts.
-
-  Raises:
-    Unmeasured: If it has measured nothing.
-  """
-  shape = models_lib.SHAPES[args.shape]
-  is_cpu = platform == 'cpu'
-  command = [
-      args.peer_python,
-      str(_ROOT / 'scripts' / 'bench_gpu_peer.py'),
-      f'--shape={json.dumps(llama_fields(shape.target))}',
-      f'--dtype={"float32" if is_cpu else "bfloat16"}',
-      f'--device={"cpu" if is_cpu else "cuda"}',
-      f'--prompt-len={shape.prompt_len}',
-      f'--batches={json.dumps(shape.batches)}',
-      f'--num-tokens={shape.max_new_tokens}',
-      f'--temperature={args.temperature}',
-  ]
-  try:
-    done = subprocess.run(
-        command, capture_output=True, timeout=timeout_s, check=False
-    )
-  except OSError as error:
-    raise parts_lib.Unmeasured(f'{args.peer_python}: {error}') from None
-  except subprocess.TimeoutExpired as expired:
-    said, why = expired.stdout, f'nothing within {timeout_s:.0f} s'
-  else:
-    said = done.stdout
-    why = (done.stderr.decode().strip().splitlines() or ['it says nothing'])[-1]
-  # The last line may have been cut.
-  lines = (said or b'').decode().split('\n')[:-1]
-  found = [json.loads(line) for line in lines]
-  if not found:
-    raise parts_lib.Unmeasured(why)
-  return [
-      {
-          'row/name': _PEER,
-          'row/batch': one['batch'],
-          'decode/tokens_per_s': one['tokens_per_s'],
-          'env/peer': one['versions'],
-      }
-      for one in found
-  ]
 
 
 def note(row: Mapping[str, Any]) -> str:
@@ -203,13 +147,17 @@ def markdown(found: Mapping[str, Any]) -> str:
     found: as `run` returns it.
   """
   lines = [
-      f'{found["settings"]["shape"]} on {found["env/device_kind"]}, jax '
+      f'{found["settings"]["shape"]} on {found["env/device_kind"]}, '
+      f'speculative {found["env/speculative"] or "(not installed)"}, jax '
       f'{found["env/jax"]}, jaxlib {found["env/jaxlib"]}, '
-      f'{found["env/platform_version"]}, {found["env/date"]}; random weights.',
+      f'{found["env/platform_version"]}; random weights.',
       f'Rows of drafts: {set_acceptance.LABEL}.',
   ]
+  names: dict[str, list[str]] = {}
   for name, why in found['failed'].items():
-    lines.append(f'Not measured: {name}: {why}.')
+    names.setdefault(why, []).append(name)
+  for why, those in names.items():
+    lines.append(f'Not measured: {", ".join(those)}: {why}.')
   if found['left_out']:
     lines.append(f'Left out for want of time: {", ".join(found["left_out"])}.')
   rows = [
@@ -219,17 +167,21 @@ def markdown(found: Mapping[str, Any]) -> str:
           _digits(row.get('time/round_ms', row.get('time/pass_ms')), '.3f'),
           _digits(row.get('decode/tokens_per_s'), '.1f'),
           _digits(row.get('decode/against_plain'), '.2f'),
+          row['env/date'],
           note(row),
       ]
       for row in found['rows']
   ]
-  header = ['what', 'batch', 'ms', 'tokens/s', 'to plain', 'note']
+  header = 'what batch ms tokens/s'.split() + ['to plain', 'measured', 'note']
   return '\n'.join(lines) + '\n\n' + report.table(header, rows) + '\n'
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
   """Returns the flags."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  # bench_gpu.sh reads some of them too, and knows no shortened ones.
+  parser = argparse.ArgumentParser(
+      description=__doc__.splitlines()[0], allow_abbrev=False
+  )
   parser.add_argument('--shape', choices=models_lib.SHAPES, default='8b')
   parser.add_argument('--minutes', type=float, default=8.0)
   parser.add_argument('--acceptance', type=float, default=0.8)
@@ -252,26 +204,6 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
   return args
 
 
-def _measure_peer(
-    args: argparse.Namespace,
-    folder: pathlib.Path,
-    platform: str,
-    clock: Callable[[], float],
-) -> parts_lib.Outcome:
-  """Runs the peer, if there shall be one."""
-  if args.peer == 'none':
-    return parts_lib.Outcome()
-  if not args.peer_python:
-    why = 'there is no environment for it; see --peer-python'
-    return parts_lib.Outcome(failed={'transformers': why})
-  limit_s = 60 * args.minutes
-  run = functools.partial(
-      peer_rows, args, platform=platform, timeout_s=_PEER_SHARE * limit_s
-  )
-  part = parts_lib.Part('transformers', run)
-  return parts_lib.run_parts([part], folder, limit_s=limit_s, clock=clock)
-
-
 def run(args: argparse.Namespace) -> dict[str, Any]:
   """Measures what fits into the time.
 
@@ -290,7 +222,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
   def clock() -> float:
     return time.monotonic() - began
 
-  env = probe()
+  env = probe() | {'env/speculative': package_version()}
   if args.shape != 'tiny' and env['env/platform'] == 'cpu':
     raise UserError(
         f'--shape={args.shape} needs an accelerator, but jax finds only a CPU; '
@@ -298,20 +230,26 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     )
   settings = parts_lib.Settings(args.acceptance, args.temperature, args.seed)
   said = {'shape': args.shape} | dataclasses.asdict(settings)
-  folder = begin(args.out, {'settings': said} | env)
-  peer = _measure_peer(args, folder, env['env/platform'], clock)
+  peers = {'env/peer': peer_lib.versions(args)}
+  folder = begin(args.out, {'settings': said} | env | peers)
+  limit_s = 60 * args.minutes
+  peer = peer_lib.measure(
+      args,
+      folder,
+      platform=env['env/platform'],
+      timeout_s=_PEER_SHARE * limit_s,
+  )
   models = models_lib.Models(models_lib.SHAPES[args.shape], seed=args.seed)
   ours = parts_lib.run_parts(
       parts_lib.all_parts(models, settings),
       folder,
-      limit_s=60 * args.minutes,
+      limit_s=limit_s,
       clock=clock,
   )
   return {
       'label': set_acceptance.LABEL,
       'settings': said,
       **env,
-      'env/date': datetime.date.today().isoformat(),
       'left_out': peer.left_out + ours.left_out,
       'failed': peer.failed | ours.failed,
       'rows': parts_lib.derived(ours.rows + peer.rows),
@@ -326,8 +264,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
   except UserError as error:
     sys.exit(f'error: {error}')
   text = markdown(found)
-  (args.out / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
-  (args.out / 'results.md').write_text(text)
+  results = json.dumps(found, indent=2) + '\n'
+  parts_lib.write_text(args.out / 'results.json', results)
+  parts_lib.write_text(args.out / 'results.md', text)
   print(text, end='')
 
 

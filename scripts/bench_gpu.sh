@@ -19,8 +19,13 @@ root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 . "$root/scripts/lib/make_env.sh"
 . "$root/scripts/lib/peer_env.sh"
 
-shape=8b peer=''
+shape=8b peer='' before=''
 for flag in "$@"; do
+  # As Python reads flags, the value may be the next word.
+  case "$before" in
+    --shape | --peer) flag=$before=$flag ;;
+  esac
+  before=$flag
   case "$flag" in
     --shape=*) shape=${flag#*=} ;;
     --peer=*) peer=${flag#*=} ;;

@@ -1,12 +1,14 @@
 """The parts of bench_gpu.py, and how they are run in the time there is.
 
-A part's rows are a file; what has one is not measured again.
+A part's rows are a file, with the day they were measured; what has one is not
+measured again.
 """
 
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import datetime
 import functools
 import json
 import os
@@ -32,10 +34,6 @@ NUM_DRAFT_TOKENS = 4
 _REPEATS = 5
 
 Rows = list[dict[str, Any]]
-
-
-class Unmeasured(Exception):
-  """A part cannot be measured here; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +79,62 @@ class Outcome:
   failed: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
+def first_line(text: str, otherwise: str) -> str:
+  """Returns the first line of a message, cut to fit into a table's head.
+
+  Args:
+    text: the message.
+    otherwise: what is said where it is empty.
+  """
+  return (text.strip().splitlines() or [otherwise])[0][:200]
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+  """Writes a file beside its place and renames it there.
+
+  `speculative.tasks.results` has the like, but asks jax which host this is, and
+  so takes the device's memory, which the peer needs first.
+
+  Args:
+    path: of the file.
+    text: all of it.
+  """
+  beside = path.with_name(f'{path.name}.partial')
+  beside.write_text(text)
+  os.replace(beside, path)
+
+
+def _today() -> str:
+  return datetime.date.today().isoformat()
+
+
+def stored(folder: pathlib.Path, name: str) -> Rows | None:
+  """Returns a part's rows, None if it has not been measured.
+
+  Args:
+    folder: of the files.
+    name: of the part.
+  """
+  path = folder / f'{name}.json'
+  return json.loads(path.read_text()) if path.exists() else None
+
+
+def store(folder: pathlib.Path, name: str, rows: Rows) -> Rows:
+  """Writes a part that was measured today.
+
+  Args:
+    folder: of the files.
+    name: of the part.
+    rows: all that it consists of.
+
+  Returns:
+    The rows with their day.
+  """
+  rows = [row | {'env/date': _today()} for row in rows]
+  write_text(folder / f'{name}.json', json.dumps(rows, indent=2) + '\n')
+  return rows
+
+
 def run_parts(
     parts: Sequence[Part],
     folder: pathlib.Path,
@@ -105,9 +159,9 @@ def run_parts(
   outcome = Outcome()
   longest_s: dict[str, float] = {}
   for number, part in enumerate(parts, 1):
-    path = folder / f'{part.name}.json'
-    if path.exists():
-      outcome.rows += json.loads(path.read_text())
+    before = stored(folder, part.name)
+    if before is not None:
+      outcome.rows += before
       continue
     started, kind = clock(), part.name.partition('.')[0]
     needed_s = longest_s.get(kind, max(longest_s.values(), default=0.0))
@@ -122,14 +176,12 @@ def run_parts(
     )
     try:
       rows = part.run()
-    except (jax.errors.JaxRuntimeError, Unmeasured) as error:
+    except jax.errors.JaxRuntimeError as error:
       # Most often out of memory; the next part may need less.
-      outcome.failed[part.name] = str(error).splitlines()[0][:200]
+      why = first_line(str(error), type(error).__name__)
+      outcome.failed[part.name] = why
     else:
-      partial = path.with_suffix('.partial')
-      partial.write_text(json.dumps(rows, indent=2) + '\n')
-      os.replace(partial, path)
-      outcome.rows += rows
+      outcome.rows += store(folder, part.name, rows)
     longest_s[kind] = max(longest_s.get(kind, 0.0), clock() - started)
   return outcome
 

@@ -4,14 +4,18 @@ Started by bench_gpu.py under the peer's own interpreter, before jax takes the
 device's memory. Writes one JSON object a batch to stdout, as soon as it has it:
 
   {"batch": B, "tokens_per_s": ..., "versions": {...}}
+  {"batch": B, "error": WHY}
 
-A text's first token comes with the prompt and is left out, as in ours: the time
-of n tokens less that of one, over n - 1.
+The pass over the prompt brings a text's first token, which is left out: the
+time of n tokens less that of one, over n - 1. In ours that pass brings none, so
+that all n are counted, over the time after it.
 """
 
 import argparse
 import json
+import os
 import statistics
+import sys
 import time
 
 import torch
@@ -30,7 +34,10 @@ def make_model(
     dtype: of its weights.
     device: 'cuda' or 'cpu'.
   """
-  config = transformers.LlamaConfig(**shape)
+  # A Llama's own would end a text whose weights happen to draw it.
+  config = transformers.LlamaConfig(
+      **shape, bos_token_id=None, eos_token_id=None
+  )
   before = torch.get_default_dtype()
   torch.set_default_dtype(getattr(torch, dtype))
   try:
@@ -47,18 +54,36 @@ def seconds(
     ids_BT: torch.Tensor,
     settings: transformers.GenerationConfig,
 ) -> float:
-  """Returns the seconds of one call of generate."""
+  """Returns the seconds of one call of generate.
+
+  Args:
+    model: takes the settings for its own.
+    ids_BT: int, the prompts.
+    settings: with max_new_tokens and without an end-of-text token.
+
+  Raises:
+    RuntimeError: If the texts are not as long as they should be.
+  """
+  # generate fills what is None in its settings from the model's own.
+  model.generation_config = settings
   if ids_BT.is_cuda:
     torch.cuda.synchronize()
   started = time.perf_counter()
-  model.generate(
+  out_BT = model.generate(
       ids_BT,
       attention_mask=torch.ones_like(ids_BT),
       generation_config=settings,
   )
   if ids_BT.is_cuda:
     torch.cuda.synchronize()
-  return time.perf_counter() - started
+  took_s = time.perf_counter() - started
+  num_new = out_BT.shape[1] - ids_BT.shape[1]
+  if num_new != settings.max_new_tokens:
+    raise RuntimeError(
+        f'generate brought {num_new} tokens instead of '
+        f'{settings.max_new_tokens}'
+    )
+  return took_s
 
 
 def tokens_per_s(
@@ -103,6 +128,9 @@ def main() -> None:
   parser.add_argument('--num-tokens', type=int, required=True)
   parser.add_argument('--temperature', type=float, required=True)
   args = parser.parse_args()
+  # What a library prints must not end up between the answers.
+  answers = os.fdopen(os.dup(sys.stdout.fileno()), 'w')
+  os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
   transformers.logging.set_verbosity_error()
   if args.device == 'cuda' and not torch.cuda.is_available():
     raise SystemExit('torch sees no GPU')
@@ -115,14 +143,20 @@ def main() -> None:
       'transformers': transformers.__version__,
   }
   for batch in args.batches:
-    rate = tokens_per_s(
-        model,
-        ids_BT[:batch],
-        num_tokens=args.num_tokens,
-        temperature=args.temperature,
-    )
-    found = {'batch': batch, 'tokens_per_s': rate, 'versions': versions}
-    print(json.dumps(found), flush=True)
+    try:
+      rate = tokens_per_s(
+          model,
+          ids_BT[:batch],
+          num_tokens=args.num_tokens,
+          temperature=args.temperature,
+      )
+    except RuntimeError as error:
+      # Most often out of memory; the next batch may need less.
+      lines = str(error).strip().splitlines() or [type(error).__name__]
+      found = {'batch': batch, 'error': lines[0]}
+    else:
+      found = {'batch': batch, 'tokens_per_s': rate, 'versions': versions}
+    print(json.dumps(found), file=answers, flush=True)
 
 
 if __name__ == '__main__':

@@ -4,8 +4,6 @@ import importlib
 import json
 import math
 import pathlib
-import stat
-import subprocess
 import sys
 import types
 
@@ -24,6 +22,7 @@ _SIGMAS = 5
 @pytest.fixture
 def script(monkeypatch) -> types.ModuleType:
   """The script as a module."""
+  monkeypatch.setattr(sys, 'dont_write_bytecode', True)
   monkeypatch.syspath_prepend(str(_ROOT / 'scripts'))
   return importlib.import_module('bench_gpu')
 
@@ -69,28 +68,62 @@ def test_a_part_is_taken_to_need_as_long_as_those_of_its_kind(parts, tmp_path):
   assert [row['row/name'] for row in outcome.rows][-1] == 'short.2'
 
 
-def test_a_part_that_was_measured_is_not_measured_again(parts, tmp_path):
+def test_a_part_that_was_measured_keeps_its_rows_and_day(
+    parts, tmp_path, monkeypatch
+):
   calls = []
 
   def run():
     calls.append(1)
     return [{'row/name': 'a', 'time/round_ms': 0.5}]
 
-  for _ in range(2):
+  for day in ('2026-01-02', '2026-01-03'):
+    monkeypatch.setattr(parts, '_today', lambda day=day: day)
     outcome = parts.run_parts(
         [parts.Part('a', run)], tmp_path, limit_s=9, clock=lambda: 0.0
     )
-    assert outcome.rows == [{'row/name': 'a', 'time/round_ms': 0.5}]
+    assert outcome.rows == [
+        {'row/name': 'a', 'time/round_ms': 0.5, 'env/date': '2026-01-02'}
+    ]
   assert len(calls) == 1
+  assert [path.name for path in tmp_path.iterdir()] == ['a.json']
 
 
-def test_a_part_that_fails_says_why_and_the_rest_goes_on(parts, tmp_path):
+def test_a_file_is_replaced_whole_or_not_at_all(parts, tmp_path, monkeypatch):
+  path = tmp_path / 'results.json'
+  parts.write_text(path, 'old')
+
+  def fail(source, place):
+    raise OSError
+
+  with monkeypatch.context() as patch:
+    patch.setattr(parts.os, 'replace', fail)
+    with pytest.raises(OSError):
+      parts.write_text(path, 'new')
+  assert path.read_text() == 'old'
+  parts.write_text(path, 'new')
+  assert path.read_text() == 'new'
+
+
+@pytest.mark.parametrize(
+    'message, why',
+    [
+        (
+            'RESOURCE_EXHAUSTED: too large\nand more',
+            'RESOURCE_EXHAUSTED: too large',
+        ),
+        ('', 'JaxRuntimeError'),
+    ],
+)
+def test_a_part_that_fails_says_why_and_the_rest_goes_on(
+    parts, tmp_path, message, why
+):
   def fail():
-    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: too large\nand more')
+    raise jax.errors.JaxRuntimeError(message)
 
   made = [parts.Part('a', fail), parts.Part('b', lambda: [{'row/name': 'b'}])]
   outcome = parts.run_parts(made, tmp_path, limit_s=9, clock=lambda: 0.0)
-  assert outcome.failed == {'a': 'RESOURCE_EXHAUSTED: too large'}
+  assert outcome.failed == {'a': why}
   assert [row['row/name'] for row in outcome.rows] == ['b']
   # It is tried again by the next call.
   assert not (tmp_path / 'a.json').exists()
@@ -158,6 +191,8 @@ def test_weights_are_those_of_the_declaration_and_differ(models, key):
         (['--minutes=0'], '--minutes needs to be > 0, got 0'),
         (['--acceptance=1.5'], '--acceptance needs to be in 0 to 1, got 1.5'),
         (['--peer=vllm'], 'invalid choice'),
+        # bench_gpu.sh would not read it.
+        (['--shap=tiny'], 'unrecognized arguments: --shap=tiny'),
     ],
 )
 def test_flags_that_cannot_be_followed_are_refused(
@@ -184,50 +219,41 @@ def test_parts_of_other_settings_are_not_gone_on_with(script, tmp_path):
   script.begin(tmp_path, {'seed': 1})
   (folder / 'a.json').write_text('[]')
   script.begin(tmp_path, {'seed': 1})
-  with pytest.raises(script.UserError, match='choose another --out'):
+  with pytest.raises(script.UserError, match=r'\(seed\); choose another --out'):
     script.begin(tmp_path, {'seed': 0})
 
 
-def _peer(path: pathlib.Path, says: str) -> str:
-  """Writes what poses as the peer's Python."""
-  path.write_text(f'#!/usr/bin/env bash\n{says}\n')
-  path.chmod(path.stat().st_mode | stat.S_IXUSR)
-  return str(path)
+def test_parts_of_another_peer_are_not_gone_on_with(script, tmp_path):
+  def begin(**versions):
+    return script.begin(tmp_path, {'seed': 0, 'env/peer': versions})
+
+  folder = begin(torch='1')
+  (folder / 'plain.batch1.json').write_text('[]')
+  # It has measured nothing yet.
+  begin(torch='2')
+  (folder / 'transformers.batch1.json').write_text('[]')
+  begin()
+  begin(torch='2')
+  with pytest.raises(script.UserError, match=r'\(env/peer\)'):
+    begin(torch='1')
 
 
-@pytest.mark.parametrize(
-    'says, message',
-    [
-        ('echo "torch sees no GPU" >&2; exit 1', 'torch sees no GPU'),
-        ('exit 3', 'it says nothing'),
-        ('exec sleep 9', 'nothing within 1 s'),
-    ],
-)
-def test_a_peer_that_cannot_be_had_is_named(
-    script, parts, tmp_path, says, message
-):
-  python = _peer(tmp_path / 'python', says)
-  args = script.parse_args(['--shape=tiny', f'--peer-python={python}'])
-  with pytest.raises(parts.Unmeasured, match=message):
-    script.peer_rows(args, platform='cpu', timeout_s=1)
-
-
-def test_what_the_peer_measured_before_its_time_was_up_counts(script, tmp_path):
-  one = '{"batch": 1, "tokens_per_s": 5.0, "versions": {"torch": "2"}}'
-  python = _peer(
-      tmp_path / 'python', f"echo '{one}'; printf '{{\"batch'; exec sleep 9"
+def test_the_table_shows_the_day_of_every_row(script):
+  rows = [
+      {'row/name': 'plain', 'row/batch': b, 'env/date': f'2026-01-0{b}'}
+      for b in (1, 2)
+  ]
+  failed = {'a': 'too large', 'b': 'too slow', 'c': 'too large'}
+  text = script.markdown(
+      _CPU
+      | {'settings': {'shape': 'tiny'}, 'env/jaxlib': '0', 'left_out': []}
+      | {'env/platform_version': '0', 'env/speculative': '9'}
+      | {'rows': rows, 'failed': failed}
   )
-  args = script.parse_args(['--shape=tiny', f'--peer-python={python}'])
-  rows = script.peer_rows(args, platform='cpu', timeout_s=2)
-  assert [(r['row/batch'], r['decode/tokens_per_s']) for r in rows] == [(1, 5)]
-
-
-def test_the_shape_is_told_as_transformers_names_it(script, models):
-  fields = script.llama_fields(models.SHAPES['8b'].drafts['1B'])
-  # Of Llama 3.2 1B's config.json.
-  assert fields['hidden_size'] == 2048 and fields['num_hidden_layers'] == 16
-  assert fields['intermediate_size'] == 8192 and fields['head_dim'] == 64
-  assert fields['tie_word_embeddings'] and fields['rope_theta'] == 500_000.0
+  assert 'speculative 9' in text
+  assert 'Not measured: a, c: too large.\nNot measured: b: too slow.' in text
+  *_, first, second = text.splitlines()
+  assert '| 2026-01-01 |' in first and '| 2026-01-02 |' in second
 
 
 @pytest.mark.slow
@@ -237,10 +263,12 @@ def test_the_tiny_shape_is_measured_and_gone_on_with(script, tmp_path, capsys):
   script.main(flags)
   out = capsys.readouterr().out
   found = json.loads((tmp_path / 'results.json').read_text())
-  assert not found['left_out'] and found['env/date'] and found['env/jaxlib']
+  assert not found['left_out'] and found['env/jaxlib']
+  assert all(row['env/date'] for row in found['rows'])
   # There is no environment for it, and the rest went on.
-  assert list(found['failed']) == ['transformers']
-  assert 'Not measured: transformers: there is no environment' in out
+  names = ['transformers.batch1', 'transformers.batch4']
+  assert list(found['failed']) == names
+  assert f'Not measured: {", ".join(names)}: there is no environment' in out
   assert found['label'] == set_acceptance.LABEL
   rows = {(row['row/name'], row.get('row/batch')): row for row in found['rows']}
   assert list(rows) == [
@@ -301,8 +329,13 @@ def test_the_command_passes_its_flags_on(machine):
 
 @pytest.mark.parametrize(
     'flags, venv',
-    [(['--shape=tiny'], '.venv'), (['--peer=none'], '.venv-cuda')],
-    ids=['tiny', '8b'],
+    [
+        (['--shape=tiny'], '.venv'),
+        (['--shape', 'tiny'], '.venv'),
+        (['--peer=none'], '.venv-cuda'),
+        (['--peer', 'none'], '.venv-cuda'),
+    ],
+    ids=['tiny', 'tiny apart', '8b', '8b apart'],
 )
 def test_the_command_makes_the_environment_of_the_shape(machine, flags, venv):
   machine.add_python('3.12.0')
@@ -322,15 +355,3 @@ def test_without_the_peers_environment_the_rest_goes_on(machine):
   assert done.returncode == 0, done.stderr
   (call,) = machine.take_calls('bench_gpu.py')
   assert call.endswith('--peer-python=')
-
-
-def test_the_peer_is_valid_python_and_needs_no_package_of_ours():
-  path = _ROOT / 'scripts' / 'bench_gpu_peer.py'
-  done = subprocess.run(
-      [sys.executable, '-m', 'py_compile', str(path)],
-      capture_output=True,
-      text=True,
-      check=False,
-  )
-  assert done.returncode == 0, done.stderr
-  assert 'import speculative' not in path.read_text()
