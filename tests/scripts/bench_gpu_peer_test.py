@@ -106,6 +106,7 @@ class Ids:
   def __len__(self): return self.shape[0]
   def __getitem__(self, rows): return Ids(rows.stop, *self.shape[1:])
 
+Tensor = Ids
 randint = lambda high, size, device: Ids(*size)
 """
 _TRANSFORMERS = """
@@ -113,6 +114,8 @@ import time, types
 import torch
 __version__ = '4'
 logging = types.SimpleNamespace(set_verbosity_error=lambda: None)
+
+PreTrainedModel = object
 
 class GenerationConfig(types.SimpleNamespace):
   pass
