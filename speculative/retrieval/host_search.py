@@ -68,9 +68,13 @@ def _knows(shard: DeviceShard, end: list[int]) -> bool:
 
 def _interval(shard: DeviceShard, end: list[int]) -> tuple[int, int]:
   """Returns the first and one after the last suffix that begin with an end."""
-  low, places = _first(shard, end), range(int(shard.num_suffixes))
-  high = bisect.bisect_right(places, end, lo=low, key=_key(shard, len(end)))
-  return low, high
+  low, key = _first(shard, end), _key(shard, len(end))
+  num, step = int(shard.num_suffixes), 1
+  # Most ends stand in few places: in steps that double, not from the far end.
+  while low + step < num and key(low + step) == end:
+    step *= 2
+  first, last = low + step // 2, min(low + step, num)
+  return low, bisect.bisect_right(range(num), end, first, last, key=key)
 
 
 def _longest(store: DeviceStore, text: list[int], min_ngram: int) -> int:
